@@ -1,0 +1,32 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test check bench clean
+
+run: $(READY) ## start everything: Postgres, Redis, serve and worker
+	@$(BIN)/gateway up
+
+test: $(READY) ## the whole suite on real engines
+	@$(BIN)/pytest
+
+check: $(READY) ## format, lint, types and the direction of imports
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(READY)
+	@$(BIN)/python -m bench
+
+clean: ## remove the environment, the embedded engines' data and the caches
+	rm -rf $(VENV) .gateway .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build
+
+$(READY): pyproject.toml deploy/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@echo "setting up $(VENV) (once, about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt --editable '.[embedded]' --group dev
+	@touch $@

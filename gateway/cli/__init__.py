@@ -1,0 +1,39 @@
+"""The command line: thin, one file per group of commands."""
+
+import sys
+
+import typer
+
+from gateway.cli import act, look, processes, send, setup
+from gateway.cli.output import complain
+from gateway.errors import ConfigInvalid, GatewayError
+
+FAILED = 1
+MISCONFIGURED = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="gateway",
+    help="A webhook gateway: every event it acknowledges takes effect once in your database.",
+    epilog="Start everything with `gateway up`, then `gateway send stripe invoice.paid`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+for group in (processes, setup, send, look, act):
+    group.register(app)
+
+
+def main() -> None:
+    """Runs a command; an error of ours is one line, and the exit code tells whose it is."""
+    try:
+        app()
+    except ConfigInvalid as error:
+        complain(str(error))
+        sys.exit(MISCONFIGURED)
+    except GatewayError as error:
+        complain(str(error))
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

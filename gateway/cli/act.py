@@ -1,0 +1,42 @@
+"""`replay`: changing what stands in the ledger."""
+
+import asyncio
+import getpass
+from typing import Annotated
+
+import typer
+
+from gateway.cli.output import console
+from gateway.errors import CommandFailed
+from gateway.operate.replay import replay_all
+from gateway.settings import discover, load_settings
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(replay)
+
+
+def replay(
+    delivery_ids: Annotated[
+        list[int], typer.Argument(min=1, help="Delivery ids, as `gateway dead` shows them.")
+    ],
+    reason: Annotated[str | None, typer.Option("--reason", help="Why, for the audit log.")] = None,
+) -> None:
+    """Run deliveries again, now, with a fresh round of attempts.
+
+    Works on dead, done, discarded and waiting deliveries. Replaying one that is done is an order
+    to do it again: its writes happen again. Leaves an audit row.
+
+    Example: [bold]gateway replay 42 --reason "the mail server is back"[/bold]
+    """
+    settings = discover(load_settings())
+    results = asyncio.run(
+        replay_all(settings, delivery_ids, actor=getpass.getuser(), reason=reason)
+    )
+    for delivery_id, refusal in results.items():
+        if refusal is None:
+            console().print(f"delivery {delivery_id}: replayed")
+    refusals = [str(refusal) for refusal in results.values() if refusal is not None]
+    if refusals:
+        raise CommandFailed("\n".join(refusals))

@@ -1,0 +1,118 @@
+"""How commands speak: tables and one-line errors for people, JSON for programs."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.quantities import format_duration, parse_duration
+
+PIPE_WIDTH: Final = 240
+"""Where nobody's terminal says how wide it is, a row stays on one line."""
+
+COLOURS: Final = {
+    "done": "green",
+    "pending": "yellow",
+    "running": "cyan",
+    "dead": "bold red",
+    "discarded": "dim",
+}
+
+
+def console() -> Console:
+    """Standard output."""
+    return Console(
+        width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False
+    )
+
+
+def complain(message: str) -> None:
+    """One clear line per problem, on standard error."""
+    mark = "\x1b[1;31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
+    for line in message.splitlines():
+        typer.echo(f"{mark} {line}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """One document, times as ISO 8601 in UTC."""
+    text = orjson.dumps(
+        value,
+        default=str,
+        option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE,
+    )
+    sys.stdout.write(text.decode())
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, empty: str) -> int:
+    """A table of these columns; says what it means where there is no row."""
+    table = Table(box=box.SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    count = 0
+    for row in rows:
+        table.add_row(*(cell(row.get(column)) for column in columns))
+        count += 1
+    if count:
+        console().print(table)
+    else:
+        console().print(empty)
+    return count
+
+
+def cell(value: Any) -> Text:
+    """A value as text that cannot be taken for markup, nor steer the terminal."""
+    match value:
+        case None:
+            return Text("-", style="dim")
+        case datetime():
+            return Text(ago(value))
+        case Mapping():
+            return Text(" ").join(Text(f"{n} {k}", COLOURS.get(k, "")) for k, n in value.items())
+        case _:
+            text = printable(str(value))
+            return Text(text, style=COLOURS.get(text, ""))
+
+
+def printable(text: str) -> str:
+    """Text from strangers, with its control characters made visible."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def ago(at: datetime) -> str:
+    """How long since, or until, in one unit or two."""
+    seconds = (datetime.now(UTC) - at).total_seconds()
+    text = format_duration(_rounded(abs(seconds)))
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
+
+
+def _rounded(seconds: float) -> Any:
+    from datetime import timedelta
+
+    for unit_s in (86400, 3600, 60):
+        if seconds >= 2 * unit_s:
+            return timedelta(seconds=int(seconds // unit_s) * unit_s)
+    return timedelta(seconds=int(seconds))
+
+
+def parse_moment(text: str | None) -> datetime | None:
+    """`2h` (ago), or a date, or a time with or without a zone (UTC then)."""
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"found {text!r}; expected a duration such as 2h, or a time such as 2026-11-16T02:00"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,67 @@
+"""`send`: signed samples to a running gateway."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.output import console, printable
+from gateway.development import read_up
+from gateway.errors import CommandFailed
+from gateway.operate.send import Sender, Sent, make_sender
+from gateway.settings import Settings, discover, load_settings
+
+SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(send)
+
+
+def send(
+    route: Annotated[str, typer.Argument(help="A route of routes.yaml.")],
+    type: Annotated[str, typer.Argument(help="An event type, such as payment_intent.succeeded.")],
+    count: Annotated[int, typer.Option("--count", min=1, help="How many, each a new one.")] = 1,
+    body: Annotated[
+        Path | None, typer.Option("--body", help="Send these bytes instead of a sample.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Where the gateway is; default: the running `up`.")
+    ] = None,
+) -> None:
+    """Sign a realistic sample with the route's own secret and post it, showing the answer.
+
+    Examples: [bold]gateway send stripe payment_intent.succeeded[/bold],
+    [bold]gateway send github push --count 100[/bold],
+    [bold]gateway send stripe invoice.paid --body event.json --url https://hooks.example.com[/bold]
+    """
+    settings = discover(load_settings())
+    sender = make_sender(settings, route, type, body=body, url=url or _running(settings))
+    sent = asyncio.run(_send(sender, count))
+    if any(not s.ok for s in sent):
+        raise CommandFailed(f"{sum(not s.ok for s in sent)} of {count} were not accepted")
+
+
+def _running(settings: Settings) -> str:
+    up = read_up(settings.data_dir)
+    return up.url if up is not None else f"http://{settings.host}:{settings.port}"
+
+
+async def _send(sender: Sender, count: int) -> list[Sent]:
+    out = console()
+    sent: list[Sent] = []
+    async for one in sender.send(count):
+        sent.append(one)
+        if len(sent) <= SHOWN or not one.ok:
+            out.print(
+                f"{one.status} {printable(one.body)}  {one.ms:.0f} ms", markup=False, soft_wrap=True
+            )
+    if count > 1:
+        answers = Counter(f"{s.status}" for s in sent)
+        middle = sorted(s.ms for s in sent)[len(sent) // 2]
+        told = ", ".join(f"{n} × {status}" for status, n in answers.items())  # noqa: RUF001
+        out.print(f"{count} sent: {told}; median {middle:.1f} ms", markup=False)
+    return sent

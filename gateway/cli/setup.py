@@ -1,0 +1,117 @@
+"""`migrate`, `check`, `schema` and `routes`."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.output import console, print_json, print_rows
+from gateway.ledger.connection import connect
+from gateway.ledger.migrate import migrate as apply_migrations
+from gateway.ledger.migrate import read_schema
+from gateway.project import database_url, load_project
+from gateway.quantities import format_duration
+from gateway.registry import Registry
+from gateway.routes import Config, json_schema, load_config
+from gateway.settings import discover, load_settings
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(migrate)
+    app.command()(check)
+    app.command()(schema)
+    app.command()(routes)
+
+
+def migrate() -> None:
+    """Bring the database up to this code, then apply the project's own schema files.
+
+    Safe to run from many places at once, and again: what is applied stays applied.
+    """
+    settings = discover(load_settings())
+    config = load_config(settings.config)
+    applied = asyncio.run(_migrate(database_url(settings), config))
+    for name in applied:
+        console().print(f"applied {name}")
+    for file in config.schema:
+        console().print(f"applied {file}")
+    if not applied:
+        console().print("the gateway's schema is up to date")
+
+
+async def _migrate(url: str, config: Config) -> tuple[str, ...]:
+    files = read_schema(config.schema)
+    connection = await connect(url, name="gateway migrate")
+    try:
+        return await apply_migrations(connection, files)
+    finally:
+        await connection.close()
+
+
+def check() -> None:
+    """Check the configuration: settings, routes, secrets and handlers. Exit 2 with every problem.
+
+    Touches no database. Good as the last step of a build.
+    """
+    settings = discover(load_settings())
+    project = load_project(settings, with_secrets=True)
+    handlers = len(project.registry.subscriptions)
+    console().print(
+        f"{settings.config}: {len(project.config.routes)} routes, {handlers} handlers, all in order"
+    )
+
+
+def schema() -> None:
+    """Print the JSON Schema of routes.yaml, so that editors complete and check the file.
+
+    Example: [bold]gateway schema > routes.schema.json[/bold], and as the first line of the YAML
+    [bold]# yaml-language-server: $schema=routes.schema.json[/bold]
+    """
+    print_json(json_schema())
+
+
+def routes(as_json: AsJson = False) -> None:
+    """List the routes and who handles what."""
+    settings = discover(load_settings())
+    project = load_project(settings, with_secrets=False)
+    rows = [
+        _row(project.config, project.registry, name) for name in range(len(project.config.routes))
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_rows(
+        ["route", "path", "provider", "secrets", "handlers"],
+        [
+            row | {"secrets": " ".join(row["secrets"]), "handlers": _lines(row["handlers"])}
+            for row in rows
+        ],
+        empty="no routes",
+    )
+
+
+def _row(config: Config, registry: Registry, index: int) -> dict[str, Any]:
+    route = config.routes[index]
+    return {
+        "route": route.name,
+        "path": route.path,
+        "provider": route.provider.name,
+        "secrets": [str(ref) for ref in route.secrets],
+        "handlers": [
+            {
+                "handler": s.handler,
+                "types": list(s.types),
+                "timeout": format_duration(s.timeout),
+                "attempts": s.retry.attempts,
+            }
+            for s in registry.subscriptions
+            if s.route == route.name
+        ],
+    }
+
+
+def _lines(handlers: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{h['handler']} ({' '.join(h['types'])})" for h in handlers)

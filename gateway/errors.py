@@ -1,0 +1,153 @@
+"""Every error that the gateway raises, told apart by who must act.
+
+GatewayError
+├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
+├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
+│   ├── BadSignature · StaleTimestamp · Replayed · BadPayload · TooLarge · BodyTimeout
+├── StorageUnavailable   ours to fix; the sender is told to come back
+├── SchemaMismatch       the ledger's schema and this code do not fit: migrate, or upgrade the code
+├── EngineFailed         an embedded Postgres or Redis could not be found, started or stopped
+├── CommandFailed        a command could not do what was asked; one line says why; exit 1
+├── TransitionRefused    an operator asked for a move that the state machine forbids
+├── LeaseLost            another worker owns the delivery now; this run must leave no trace
+└── HandlerSignal        a handler's decision: Retry · Defer · Reject
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """Base of everything below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong in the configuration, said so that it can be fixed without a search."""
+
+    file: str
+    key: str
+    found: str
+    expected: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {self.key}: found {self.found}; expected {self.expected}"
+
+
+class ConfigInvalid(GatewayError):
+    """The configuration cannot be used. Carries every problem at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class RequestRejected(GatewayError):
+    """The request is refused. `reason` is for our log; the sender sees only `code`."""
+
+    status: ClassVar[int]
+    code: ClassVar[str]
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class BadSignature(RequestRejected):
+    """Missing, malformed or wrong signature."""
+
+    status = 403
+    code = "BAD_SIGNATURE"
+
+
+class StaleTimestamp(RequestRejected):
+    """Signed, but too long ago or too far in the future."""
+
+    status = 403
+    code = "STALE_TIMESTAMP"
+
+
+class Replayed(RequestRejected):
+    """The same signed bytes under a fresh delivery id."""
+
+    status = 403
+    code = "REPLAYED"
+
+
+class BadPayload(RequestRejected):
+    """Verified, but without an id or a type, or not the JSON that it claims to be."""
+
+    status = 400
+    code = "BAD_PAYLOAD"
+
+
+class TooLarge(RequestRejected):
+    """More body bytes than the route allows."""
+
+    status = 413
+    code = "TOO_LARGE"
+
+
+class BodyTimeout(RequestRejected):
+    """The body did not arrive within `receive_within`."""
+
+    status = 408
+    code = "TIMEOUT"
+
+
+class StorageUnavailable(GatewayError):
+    """The event could not be made durable."""
+
+
+class SchemaMismatch(GatewayError):
+    """The database's schema and this code do not fit together."""
+
+
+class EngineFailed(GatewayError):
+    """An embedded engine could not be found, started or stopped."""
+
+
+class CommandFailed(GatewayError):
+    """A command could not do what was asked."""
+
+
+class TransitionRefused(GatewayError):
+    """A delivery may not make the move that was asked for."""
+
+
+class LeaseLost(GatewayError):
+    """The delivery is leased by someone else now, or settled."""
+
+
+class HandlerSignal(GatewayError):
+    """Raised by a handler to decide what becomes of its delivery."""
+
+
+class Retry(HandlerSignal):
+    """Run the delivery again; burns an attempt. Without `after`, the policy's backoff applies."""
+
+    def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
+        self.after = _delay(after)
+        super().__init__(reason or "the handler asked for a retry")
+
+
+class Defer(HandlerSignal):
+    """Run the delivery again later; burns no attempt."""
+
+    def __init__(self, reason: str = "", *, after: timedelta | float) -> None:
+        self.after = _delay(after)
+        super().__init__(reason or "the handler deferred")
+
+
+class Reject(HandlerSignal):
+    """Give up at once: the delivery becomes a dead letter."""
+
+
+def _delay(after: timedelta | float | None) -> timedelta | None:
+    if after is None or isinstance(after, timedelta):
+        return after
+    return timedelta(seconds=after)

@@ -1,0 +1,149 @@
+"""Imports the modules that hold handlers, and says what in them can be no handler."""
+
+import ast
+import importlib
+import inspect
+import sys
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+from gateway.decorator import HandlerFunction, HandlerSpec, spec_of
+from gateway.problems import CREDENTIAL, Unexpected
+
+SHOWN_CHARS: Final = 200
+POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+OWN_FOLDER: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decorated:
+    """A function with its `@handler`."""
+
+    name: str
+    function: HandlerFunction
+    spec: HandlerSpec
+    place: str
+
+
+def read_handlers(module_name: str) -> list[Decorated | Unexpected]:
+    """The handlers that a module defines, in order, and all that is wrong with it."""
+    try:
+        module = _import(module_name)
+    except Unexpected as problem:
+        return [problem]
+    handlers = [*_overwritten(module), *_decorated(module)]
+    if handlers:
+        return handlers
+    found = f"{module_name}, which defines no @handler"
+    return [Unexpected(found=found, expected="a module that defines one")]
+
+
+def _import(name: str) -> ModuleType:
+    """Import from the working directory first, as `python -m` does."""
+    folder = str(Path.cwd())
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        found = f"{name}, which does not import: {_told(error)}"
+        raise Unexpected(found=found, expected=f"a module that imports from {folder}") from None
+
+
+def _told(error: BaseException) -> str:
+    """The exception and where in the user's code it came from, on one line."""
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if CREDENTIAL.search(text):
+        text = type(error).__name__
+    place = _place_of_error(error)
+    return text[:SHOWN_CHARS] + (f" ({place})" if place else "")
+
+
+def _place_of_error(error: BaseException) -> str | None:
+    """The innermost line under the working directory that is not a library's or our own."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return _place(error.filename, error.lineno or 0)
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [(frame.f_code.co_filename, line) for frame, line in frames]
+    theirs = [(file, line) for file, line in places if _is_theirs(Path(file))]
+    return _place(*theirs[-1]) if theirs else None
+
+
+def _is_theirs(file: Path) -> bool:
+    outside = "site-packages" in file.parts or file.is_relative_to(OWN_FOLDER)
+    return file.is_relative_to(Path.cwd()) and not outside
+
+
+def _place(file: str, line: int) -> str:
+    path = Path(file)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{line}"
+
+
+def _decorated(module: ModuleType) -> Iterator[Decorated | Unexpected]:
+    """What the module itself decorates: what it imports belongs to another module."""
+    seen: set[int] = set()
+    for name, thing in vars(module).items():
+        if inspect.isclass(thing) and thing.__module__ == module.__name__:
+            yield from _decorated_methods(thing)
+        spec = spec_of(thing)
+        imported = inspect.isfunction(thing) and thing.__module__ != module.__name__
+        if spec is not None and not imported and id(thing) not in seen:
+            seen.add(id(thing))
+            yield _checked(name, thing, spec)
+
+
+def _decorated_methods(cls: type) -> Iterator[Unexpected]:
+    for name, thing in vars(cls).items():
+        if spec_of(thing) is not None:
+            yield _no_handler(f"{cls.__qualname__}.{name}, a method", name)
+
+
+def _checked(name: str, thing: Any, spec: HandlerSpec) -> Decorated | Unexpected:
+    if not isinstance(thing, FunctionType):
+        return _no_handler(f"{name}, which is no function", name)
+    place = _place_of(thing)
+    if not inspect.iscoroutinefunction(thing):
+        return _no_handler(f"def {name} ({place}), which is not async", name)
+    parameters = inspect.signature(thing).parameters
+    if [parameter.kind in POSITIONAL for parameter in parameters.values()] != [True, True]:
+        names = ", ".join(str(parameter) for parameter in parameters.values())
+        return _no_handler(f"async def {name}({names}) ({place})", name)
+    own_name = spec.name or f"{thing.__module__}.{thing.__name__}"
+    return Decorated(name=own_name, function=thing, spec=spec, place=place)
+
+
+def _no_handler(found: str, name: str) -> Unexpected:
+    return Unexpected(
+        found=found, expected=f"async def {name}(event, ctx) at the top of the module"
+    )
+
+
+def _place_of(function: FunctionType) -> str:
+    code = inspect.unwrap(function).__code__
+    return _place(code.co_filename, code.co_firstlineno)
+
+
+def _overwritten(module: ModuleType) -> Iterator[Unexpected]:
+    """Handlers of which a later function of the same name leaves no trace but the source."""
+    source = Path(module.__file__ or "")
+    if source.suffix != ".py" or not source.exists():
+        return
+    lines: dict[str, list[int]] = defaultdict(list)
+    for node in ast.parse(source.read_bytes()).body:
+        if isinstance(node, ast.AsyncFunctionDef) and _looks_decorated(node):
+            lines[node.name].append(node.lineno)
+    for name, places in lines.items():
+        if len(places) > 1 and spec_of(getattr(module, name, None)) is not None:
+            where = " and ".join(_place(str(source), line) for line in places)
+            yield Unexpected(found=f"two handlers named {name} ({where})", expected="one name each")
+
+
+def _looks_decorated(node: ast.AsyncFunctionDef) -> bool:
+    return any(isinstance(decorator, ast.Call) for decorator in node.decorator_list)

@@ -1,0 +1,1 @@
+"""The truth in Postgres: events, deliveries, attempts, and every move between states."""

@@ -1,0 +1,259 @@
+"""Claims events in batches: one commit serves many requests, a lone one waits for nobody."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+import asyncpg
+import structlog
+
+from gateway.errors import StorageUnavailable
+from gateway.ledger.connection import (
+    CONTENDED,
+    LOST,
+    Connection,
+    close_quietly,
+    connect,
+    describe,
+)
+from gateway.ledger.queries import QUERIES
+from gateway.model import Envelope, ReplayPolicy
+
+MAX_ROWS: Final = 64
+MAX_BYTES: Final = 8 * 1024 * 1024
+FLUSHERS: Final = 2
+RECONNECT_S: Final = (0.05, 1.0)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A verified request that wants to become an event."""
+
+    route: str
+    provider: str
+    envelope: Envelope
+    received_at: datetime
+    digest: bytes
+    headers: str
+    body: bytes
+    replay: ReplayPolicy | None
+    handlers: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.route, self.envelope.id
+
+
+class Verdict(StrEnum):
+    """What became of a claim."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """The ledger's answer to one claim."""
+
+    verdict: Verdict
+    delivery_ids: tuple[int, ...] = ()
+    conflict: bool = False
+    """A duplicate whose body differs from the one that was claimed."""
+    first_event_id: str | None = None
+    """The event that brought the same bytes before, where a replay was refused or flagged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Waiter:
+    claim: Claim
+    answer: asyncio.Future[Claimed]
+
+
+class Claimer:
+    """Takes claims from many requests and commits them together."""
+
+    def __init__(self, url: str, *, on_accepted: Callable[[Sequence[int]], None]) -> None:
+        self._waiting: deque[_Waiter] = deque()
+        self._wake = asyncio.Event()
+        self._flushers = [_Flusher(url, on_accepted) for _ in range(FLUSHERS)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._flush_forever(f)) for f in self._flushers]
+
+    @property
+    def working(self) -> bool:
+        """False once a flusher ended on an error that nobody foresaw."""
+        return not any(task.done() for task in self._tasks)
+
+    async def stop(self) -> None:
+        """Ends the flushers; claims that still wait are refused as unavailable."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for waiter in self._waiting:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(StorageUnavailable("the gateway is shutting down"))
+        for flusher in self._flushers:
+            await flusher.close()
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Waits until the claim is durable; a caller that stops waiting withdraws it if it can."""
+        if not self.working:
+            raise StorageUnavailable("a claim flusher has ended")
+        waiter = _Waiter(claim=claim, answer=asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._wake.set()
+        return await waiter.answer
+
+    async def _flush_forever(self, flusher: "_Flusher") -> None:
+        while True:
+            await self._wake.wait()
+            batch = self._next_batch()
+            if batch:
+                await flusher.flush(batch)
+            else:
+                self._wake.clear()
+
+    def _next_batch(self) -> list[_Waiter]:
+        batch: list[_Waiter] = []
+        size = 0
+        while self._waiting and len(batch) < MAX_ROWS:
+            waiter = self._waiting[0]
+            size += len(waiter.claim.body)
+            if batch and size > MAX_BYTES:
+                break
+            self._waiting.popleft()
+            if not waiter.answer.done():
+                batch.append(waiter)
+        return batch
+
+
+class _Flusher:
+    """One connection that commits one batch after another."""
+
+    def __init__(self, url: str, on_accepted: Callable[[Sequence[int]], None]) -> None:
+        self._url = url
+        self._on_accepted = on_accepted
+        self._connection: Connection | None = None
+
+    async def flush(self, batch: Sequence[_Waiter]) -> None:
+        """Answers every waiter of the batch, however often the database has to be asked."""
+        delay_s = RECONNECT_S[0]
+        while batch := [w for w in batch if not w.answer.done()]:
+            try:
+                await self._claim(batch)
+            except CONTENDED:
+                await asyncio.sleep(random.uniform(0, RECONNECT_S[0]))  # noqa: S311 (jitter)
+            except ValueError as error:  # before LOST: asyncpg's own DataError is both
+                await self._refuse(batch, error)
+            except (StorageUnavailable, *LOST) as error:
+                log.warning("ledger_unreachable", error=describe(error), waiting=len(batch))
+                await self.close()
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, RECONNECT_S[1])
+            except asyncpg.PostgresError as error:
+                await self._refuse(batch, error)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        await close_quietly(connection)
+
+    async def _refuse(self, batch: Sequence[_Waiter], error: Exception) -> None:
+        """A row that Postgres refuses fails alone, not its neighbours in the batch."""
+        if len(batch) > 1:
+            for waiter in batch:
+                await self.flush([waiter])
+            return
+        log.error("claim_refused", route=batch[0].claim.route, error=describe(error))
+        if not batch[0].answer.done():
+            batch[0].answer.set_exception(
+                StorageUnavailable(f"Postgres refused the event: {describe(error)}")
+            )
+
+    async def _claim(self, batch: Sequence[_Waiter]) -> None:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._url, name="gateway claims")
+        firsts = _first_of_each_key(batch)
+        answers = await _insert(self._connection, [w.claim for w in firsts])
+        accepted = [i for a in answers.values() for i in a.delivery_ids]
+        if accepted:
+            self._on_accepted(accepted)
+        for waiter in firsts:
+            if answer := answers.get(waiter.claim.key):
+                _set(waiter, answer)
+        others = [w for w in batch if not w.answer.done()]
+        if others:
+            await self._explain(self._connection, others)
+
+    async def _explain(self, connection: Connection, waiters: Sequence[_Waiter]) -> None:
+        """Answers those whose key was taken; the rest is claimed again, the reason being gone."""
+        rows = await connection.fetch(
+            QUERIES["find_claims"],
+            [w.claim.route for w in waiters],
+            [w.claim.envelope.id for w in waiters],
+            [w.claim.digest for w in waiters],
+        )
+        for waiter, row in zip(waiters, rows, strict=True):
+            if answer := _explained(waiter.claim, row):
+                _set(waiter, answer)
+
+
+def _set(waiter: _Waiter, answer: Claimed) -> None:
+    if not waiter.answer.done():
+        waiter.answer.set_result(answer)
+
+
+def _first_of_each_key(batch: Sequence[_Waiter]) -> list[_Waiter]:
+    firsts: dict[tuple[str, str], _Waiter] = {}
+    for waiter in batch:
+        firsts.setdefault(waiter.claim.key, waiter)
+    return list(firsts.values())
+
+
+async def _insert(
+    connection: Connection, claims: Sequence[Claim]
+) -> dict[tuple[str, str], Claimed]:
+    envelopes = [c.envelope for c in claims]
+    fan = [(n, handler) for n, claim in enumerate(claims, 1) for handler in claim.handlers]
+    rows = await connection.fetch(
+        QUERIES["claim"],
+        [c.route for c in claims],
+        [e.id for e in envelopes],
+        [c.provider for c in claims],
+        [e.type for e in envelopes],
+        [e.account for e in envelopes],
+        [e.livemode for e in envelopes],
+        [e.occurred_at for e in envelopes],
+        [c.received_at for c in claims],
+        [c.digest for c in claims],
+        [c.headers for c in claims],
+        [c.body for c in claims],
+        [c.replay for c in claims],
+        [n for n, _ in fan],
+        [handler for _, handler in fan],
+    )
+    return {
+        (row["route"], row["event_id"]): Claimed(
+            verdict=Verdict.ACCEPTED,
+            delivery_ids=tuple(row["delivery_ids"]),
+            first_event_id=row["replay_of"],
+        )
+        for row in rows
+    }
+
+
+def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
+    if row["digest"] is not None:
+        return Claimed(verdict=Verdict.DUPLICATE, conflict=row["digest"] != claim.digest)
+    if row["first_replay"] == ReplayPolicy.REFUSE:
+        return Claimed(verdict=Verdict.REPLAYED, first_event_id=row["first_event_id"])
+    return None

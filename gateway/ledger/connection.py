@@ -1,0 +1,85 @@
+"""Connections to the ledger, and which of their errors mean what."""
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import asyncpg.pool
+
+from gateway.errors import StorageUnavailable
+
+if TYPE_CHECKING:  # generic in their stubs only
+    Pool = asyncpg.Pool[asyncpg.Record]
+    Connection = asyncpg.Connection[asyncpg.Record]
+    Pooled = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+else:
+    Pool = asyncpg.Pool
+    Connection = asyncpg.Connection
+    Pooled = asyncpg.pool.PoolConnectionProxy
+Executor = Connection | Pooled | Pool
+
+CONNECT_TIMEOUT_S: Final = 5.0
+COMMAND_TIMEOUT_S: Final = 30.0
+
+LOST: Final = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    TimeoutError,
+)
+"""The server is away, going away, or coming back: ask again."""
+
+CONTENDED: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+"""Two transactions got in each other's way and this one was chosen to go: run it again."""
+
+TROUBLE: Final = (*LOST, asyncpg.PostgresError)
+"""Anything that Postgres or the way to it can answer with."""
+
+
+async def connect(url: str, *, name: str, **server_settings: str) -> Connection:
+    """One connection of our own, outside any pool."""
+    try:
+        connection: Connection = await asyncpg.connect(
+            url,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=COMMAND_TIMEOUT_S,
+            server_settings={"application_name": name, **server_settings},
+        )
+    except (*TROUBLE, ValueError) as error:
+        raise StorageUnavailable(f"Postgres cannot be reached: {describe(error)}") from error
+    return connection
+
+
+async def open_pool(
+    url: str, *, name: str, size: int, command_timeout_s: float | None, **server_settings: str
+) -> Pool:
+    """A pool that connects when it is used, so that a process can start while Postgres is away."""
+    return await asyncpg.create_pool(
+        url,
+        min_size=0,
+        max_size=size,
+        timeout=CONNECT_TIMEOUT_S,
+        command_timeout=command_timeout_s,
+        max_inactive_connection_lifetime=300,
+        server_settings={"application_name": name, **server_settings},
+    )
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line, with its class where the text alone says nothing."""
+    text = " ".join(str(error).split())
+    return text or type(error).__name__
+
+
+async def close_quietly(connection: Connection | None) -> None:
+    """Ends a connection that may be broken already."""
+    if connection is None or connection.is_closed():
+        return
+    try:
+        await asyncio.wait_for(connection.close(), timeout=1)
+    except TROUBLE:
+        connection.terminate()

@@ -1,0 +1,142 @@
+"""The life of a delivery: leased, renewed, settled, taken back, replayed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from gateway.errors import CommandFailed, LeaseLost, TransitionRefused
+from gateway.ledger.connection import Executor
+from gateway.ledger.queries import QUERIES
+from gateway.model import Event, Lease, Outcome, Status
+
+MAX_LOSSES: Final = 10
+"""Runs lost in a row before a delivery is dead: its handler may be what ends its workers."""
+
+ERROR_CHARS: Final = 8_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """How a run ended, and what becomes of its delivery."""
+
+    status: Status
+    outcome: Outcome
+    error: str | None = None
+    """One line, kept with the delivery."""
+    detail: str | None = None
+    """The error with its traceback, kept with the attempt."""
+    delay: timedelta = timedelta()
+
+    @property
+    def burned(self) -> bool:
+        return self.outcome in {Outcome.DONE, Outcome.RETRY, Outcome.DEAD}
+
+
+DONE: Final = Settlement(status=Status.DONE, outcome=Outcome.DONE)
+
+
+async def lease_hinted(
+    ledger: Executor,
+    delivery_ids: Sequence[int],
+    handlers: Sequence[tuple[str, str]],
+    lease: timedelta,
+) -> list[Lease]:
+    """Leases deliveries that the queue named, as far as they are still due."""
+    routes, names = _columns(handlers)
+    rows = await ledger.fetch(QUERIES["lease_hinted"], delivery_ids, routes, names, lease)
+    return [_lease(row) for row in rows]
+
+
+async def lease_due(
+    ledger: Executor, limit: int, handlers: Sequence[tuple[str, str]], lease: timedelta
+) -> list[Lease]:
+    """Leases what is due, oldest first."""
+    routes, names = _columns(handlers)
+    rows = await ledger.fetch(QUERIES["lease_due"], routes, names, limit, lease)
+    return [_lease(row) for row in rows]
+
+
+async def renew(ledger: Executor, leases: Mapping[int, str], lease: timedelta) -> set[int]:
+    """Prolongs these leases (delivery id to token); returns those that are still held."""
+    rows = await ledger.fetch(
+        QUERIES["renew"], list(leases), [UUID(t) for t in leases.values()], lease
+    )
+    return {row["id"] for row in rows}
+
+
+async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Status:
+    """Ends a run under its fence. Raises LeaseLost, having changed nothing, if the token is old."""
+    status = await ledger.fetchval(
+        QUERIES["settle"],
+        lease.delivery_id,
+        UUID(lease.token),
+        settlement.status,
+        settlement.outcome,
+        int(settlement.burned),
+        settlement.delay,
+        _storable(settlement.error),
+        MAX_LOSSES,
+        _storable(settlement.detail),
+    )
+    if status is None:
+        raise LeaseLost(f"delivery {lease.delivery_id} belongs to another run now")
+    return Status(status)
+
+
+async def reap(ledger: Executor, limit: int) -> list[asyncpg.Record]:
+    """Takes back leases that ran out."""
+    rows: list[asyncpg.Record] = await ledger.fetch(QUERIES["reap"], limit, MAX_LOSSES)
+    return rows
+
+
+async def replay(ledger: Executor, delivery_id: int, *, actor: str, reason: str | None) -> None:
+    """Starts a fresh round of attempts. Raises TransitionRefused where the state forbids it."""
+    if await ledger.fetchval(QUERIES["replay"], delivery_id, actor, reason) is not None:
+        return
+    row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
+    if row is None:
+        raise CommandFailed(f"there is no delivery {delivery_id}")
+    if not row["payload_kept"]:
+        raise TransitionRefused(
+            f"delivery {delivery_id} cannot run again: its payload was pruned by retention"
+        )
+    raise TransitionRefused(
+        f"delivery {delivery_id} is {row['status']} right now: wait until its run has ended"
+    )
+
+
+def _columns(handlers: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    return [route for route, _ in handlers], [name for _, name in handlers]
+
+
+def _lease(row: asyncpg.Record) -> Lease:
+    return Lease(
+        delivery_id=row["id"],
+        token=str(row["lease_token"]),
+        handler=row["handler"],
+        attempt=row["attempts"] + 1,
+        event=Event(
+            id=row["event_id"],
+            type=row["type"],
+            route=row["route"],
+            provider=row["provider"],
+            account=row["account"],
+            livemode=row["livemode"],
+            occurred_at=row["occurred_at"],
+            received_at=row["received_at"],
+            headers=orjson.loads(row["headers"] or "{}"),
+            body=row["body"] or b"",
+        ),
+    )
+
+
+def _storable(error: str | None) -> str | None:
+    """Text as Postgres can hold it: no NUL, no lone surrogate, bounded."""
+    if error is None:
+        return None
+    return error[:ERROR_CHARS].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,23 @@
+"""The named statements of queries.sql."""
+
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Final
+
+_BLOCK: Final = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def read_queries() -> Mapping[str, str]:
+    """Each statement by its name, without the semicolon that ends it."""
+    text = files("gateway.ledger").joinpath("queries.sql").read_text(encoding="utf-8")
+    return MappingProxyType(
+        {
+            name: f"-- {name}\n{body.strip().removesuffix(';')}"
+            for name, body in _BLOCK.findall(text)
+        }
+    )
+
+
+QUERIES: Final = read_queries()

@@ -1,0 +1,402 @@
+-- name: claim
+-- Events and their deliveries in one statement; a key that is taken comes back as no row.
+-- In key order, so that two processes with crossed batches wait for each other and never in a circle.
+-- Bytes that another event brought first are refused here unless that event's policy is to flag.
+with input as (
+    select *
+    from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::boolean[],
+                $7::timestamptz[], $8::timestamptz[], $9::bytea[], $10::jsonb[], $11::bytea[],
+                $12::text[])
+         with ordinality as i (route, event_id, provider, type, account, livemode, occurred_at,
+                               received_at, digest, headers, body, replay, n)
+), claimed as (
+    insert into gateway.processed_events
+        (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
+         headers, body, replay, guard, replay_of)
+    select i.route, i.event_id, i.provider, i.type, i.account, i.livemode, i.occurred_at,
+           i.received_at, i.digest, i.headers, i.body, i.replay,
+           case when i.replay is not null and first.event_id is null then i.digest end,
+           first.event_id
+    from input i
+    left join gateway.processed_events first
+           on i.replay is not null and first.route = i.route and first.guard = i.digest
+          and first.event_id <> i.event_id
+    where first.event_id is null or first.replay = 'flag'
+    order by i.route, i.event_id
+    on conflict do nothing
+    returning route, event_id, replay_of
+), fanned as (
+    insert into gateway.deliveries (route, event_id, handler)
+    select c.route, c.event_id, h.handler
+    from claimed c
+    join input i using (route, event_id)
+    join unnest($13::bigint[], $14::text[]) as h (n, handler) on h.n = i.n
+    order by c.route, c.event_id, h.handler
+    returning id, route, event_id
+)
+select c.route, c.event_id, c.replay_of,
+       coalesce(array_agg(f.id) filter (where f.id is not null), '{}') as delivery_ids
+from claimed c
+left join fanned f using (route, event_id)
+group by c.route, c.event_id, c.replay_of;
+
+-- name: find_claims
+-- Why a key was not claimed: it is there already, or another event brought the same bytes first.
+select mine.digest, first.event_id as first_event_id, first.replay as first_replay
+from unnest($1::text[], $2::text[], $3::bytea[]) with ordinality as i (route, event_id, digest, n)
+left join gateway.processed_events mine on mine.route = i.route and mine.event_id = i.event_id
+left join gateway.processed_events first
+       on first.route = i.route and first.guard = i.digest and first.event_id <> i.event_id
+order by i.n;
+
+-- name: lease_hinted
+-- Deliveries named by the queue, as far as they are still due and ours to run (primary key).
+with due as (
+    select d.id
+    from gateway.deliveries d
+    join unnest($2::text[], $3::text[]) as mine (route, handler) using (route, handler)
+    where d.id = any ($1::bigint[]) and d.status = 'pending' and d.due_at <= now()
+    order by d.id
+    for update of d skip locked
+), leased as (
+    update gateway.deliveries d
+    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
+        leased_at = now(), leased_until = now() + $4::interval
+    from due
+    where d.id = due.id
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts
+)
+select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+from leased l
+join gateway.processed_events e using (route, event_id)
+order by l.id;
+
+-- name: lease_due
+-- What is due, oldest first, whoever was told of it or not (deliveries_due).
+with due as (
+    select d.id
+    from unnest($1::text[], $2::text[]) as mine (route, handler)
+    cross join lateral (
+        select id, due_at
+        from gateway.deliveries
+        where route = mine.route and handler = mine.handler
+          and status = 'pending' and due_at <= now()
+        order by due_at, id
+        limit $3
+        for update skip locked
+    ) d
+    order by d.due_at, d.id
+    limit $3
+), leased as (
+    update gateway.deliveries d
+    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
+        leased_at = now(), leased_until = now() + $4::interval
+    from due
+    where d.id = due.id
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.due_at
+)
+select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+from leased l
+join gateway.processed_events e using (route, event_id)
+order by l.due_at, l.id;
+
+-- name: renew
+-- Keeps leases alive and says which are still held. A row that is being settled right now is locked:
+-- it is held, and is not waited for, since waiting would let the others expire.
+with held as (
+    select d.id, h.token
+    from gateway.deliveries d
+    join unnest($1::bigint[], $2::uuid[]) as h (id, token) on d.id = h.id and d.lease_token = h.token
+), free as (
+    select d.id
+    from gateway.deliveries d
+    join held h on d.id = h.id and d.lease_token = h.token
+    for update of d skip locked
+), renewed as (
+    update gateway.deliveries set leased_until = now() + $3::interval
+    where id in (select id from free)
+)
+select id from held;
+
+-- name: settle
+-- The end of a run, fenced by the lease's token: no row back means that the lease was lost.
+with settled as (
+    update gateway.deliveries
+    set status = case when $4 = 'lost' and losses + 1 >= $8 then 'dead' else $3 end,
+        attempts = attempts + $5::integer,
+        losses = case $4 when 'lost' then losses + 1 when 'released' then losses else 0 end,
+        due_at = clock_timestamp() + $6::interval,
+        error = case when $4 = 'lost' and losses + 1 >= $8 then 'WORKER_LOST: ' || losses + 1
+                          || ' runs in a row were lost; the last: ' || $7
+                     else $7 end,
+        finished_at = case when $3 in ('done', 'dead') or ($4 = 'lost' and losses + 1 >= $8)
+                           then clock_timestamp() end,
+        lease_token = null, leased_until = null
+    where id = $1 and lease_token = $2 and status = 'running'
+    returning id, runs, leased_at, status
+), noted as (
+    insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
+    select id, runs, leased_at, clock_timestamp(), $4, coalesce($9, $7) from settled
+)
+select status from settled;
+
+-- name: reap
+-- Takes back leases that ran out: their worker is gone, or too slow to say that it lives.
+with expired as (
+    select id
+    from gateway.deliveries
+    where status = 'running' and leased_until < now()
+    order by leased_until
+    limit $1
+    for update skip locked
+), reaped as (
+    update gateway.deliveries d
+    set status = case when d.losses + 1 >= $2 then 'dead' else 'pending' end,
+        losses = d.losses + 1,
+        due_at = now(),
+        error = 'WORKER_LOST: the lease ran out while the handler was running',
+        finished_at = case when d.losses + 1 >= $2 then now() end,
+        lease_token = null, leased_until = null
+    from expired
+    where d.id = expired.id and d.status = 'running'
+    returning d.id, d.runs, d.leased_at, d.route, d.event_id, d.handler, d.status, d.error
+), noted as (
+    insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
+    select id, runs, leased_at, now(), 'lost', error from reaped
+)
+select id, route, event_id, handler, status from reaped;
+
+-- name: replay
+-- A fresh round of attempts, now, with its audit row. Refused while running, and once the body is gone.
+with kept as (
+    select d.id
+    from gateway.deliveries d
+    join gateway.processed_events e using (route, event_id)
+    where d.id = $1 and e.body is not null
+    for key share of e
+), replayed as (
+    update gateway.deliveries d
+    set status = 'pending', attempts = 0, losses = 0, due_at = now(), error = null,
+        finished_at = null
+    from kept
+    where d.id = kept.id and d.status in ('pending', 'done', 'dead', 'discarded')
+    returning d.id, d.route, d.event_id
+), noted as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
+    select $2, 'replay', id, route, event_id, $3 from replayed
+)
+select id from replayed;
+
+-- name: alive
+-- A worker says that it lives and which handlers it has, and forgets those that have not for a while.
+with gone as (
+    delete from gateway.workers where seen_at < now() - $5::interval
+)
+insert into gateway.workers (id, host, pid, handlers)
+values ($1, $2, $3, $4::text[])
+on conflict (id) do update set seen_at = now(), handlers = excluded.handlers;
+
+-- name: leave
+-- A worker ends.
+delete from gateway.workers where id = $1;
+
+-- name: expire_dead
+-- Dead letters past their retention are given up, with an audit row for each (deliveries_dead).
+with old as (
+    select id
+    from gateway.deliveries
+    where status = 'dead' and route = $1 and finished_at < now() - $2::interval
+    order by finished_at, id
+    limit $3
+    for update skip locked
+), discarded as (
+    update gateway.deliveries d
+    set status = 'discarded', finished_at = now()
+    from old
+    where d.id = old.id and d.status = 'dead'
+    returning d.id, d.route, d.event_id
+), noted as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
+    select 'retention', 'discard', id, route, event_id, 'dead for longer than retention.dead'
+    from discarded
+)
+select count(*) from discarded;
+
+-- name: prune_candidates
+-- Events after the cursor that are older than the cutoff, oldest first (processed_events_received),
+-- with when their last delivery ended; null while one of them is pending, running or dead.
+select e.received_at, e.route, e.event_id, e.body is not null as has_body,
+       case when d.unfinished then null else coalesce(d.ended_at, e.received_at) end as ended_at
+from gateway.processed_events e
+left join lateral (
+    select bool_or(status in ('pending', 'running', 'dead')) as unfinished,
+           max(finished_at) as ended_at
+    from gateway.deliveries
+    where route = e.route and event_id = e.event_id
+) d on true
+where e.received_at < $1 and (e.received_at, e.route, e.event_id) > ($2, $3, $4)
+order by e.received_at, e.route, e.event_id
+limit $5;
+
+-- name: lock_events
+-- Holds events against a replay, which takes a share of its event first, until they are pruned.
+-- A statement of its own: what follows must see what was committed before the lock was had.
+select e.route, e.event_id
+from gateway.processed_events e
+join unnest($1::text[], $2::text[]) as i (route, event_id) using (route, event_id)
+order by e.route, e.event_id
+for update of e skip locked;
+
+-- name: prune_payloads
+-- Empties bodies and headers and leaves the keys, so that a late retry is still a duplicate.
+with idle as (
+    select i.route, i.event_id
+    from unnest($1::text[], $2::text[]) as i (route, event_id)
+    where not exists (
+        select from gateway.deliveries d
+        where d.route = i.route and d.event_id = i.event_id
+          and d.status in ('pending', 'running', 'dead')
+    )
+), emptied as (
+    update gateway.processed_events e
+    set body = null, headers = null
+    from idle
+    where e.route = idle.route and e.event_id = idle.event_id
+    returning e.route
+)
+select count(*) from emptied;
+
+-- name: prune_keys
+-- Forgets events with their deliveries and attempts.
+with idle as (
+    select i.route, i.event_id
+    from unnest($1::text[], $2::text[]) as i (route, event_id)
+    where not exists (
+        select from gateway.deliveries d
+        where d.route = i.route and d.event_id = i.event_id
+          and d.status in ('pending', 'running', 'dead')
+    )
+), ended as (
+    delete from gateway.deliveries d
+    using idle
+    where d.route = idle.route and d.event_id = idle.event_id and d.status in ('done', 'discarded')
+    returning d.id
+), forgotten as (
+    delete from gateway.attempts a using ended where a.delivery_id = ended.id
+), removed as (
+    delete from gateway.processed_events e
+    using idle
+    where e.route = idle.route and e.event_id = idle.event_id
+    returning e.route
+)
+select count(*) from removed;
+
+-- name: list_events
+-- Events, newest first, with the state of their deliveries (processed_events_received).
+select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
+       e.replay_of, e.body is not null as payload_kept,
+       coalesce((
+           select jsonb_object_agg(status, n)
+           from (select status, count(*) as n from gateway.deliveries d
+                 where d.route = e.route and d.event_id = e.event_id group by status) s
+       ), '{}') as deliveries
+from gateway.processed_events e
+where ($1::text is null or e.route = $1)
+  and ($2::text is null or e.type like $2)
+  and ($3::text is null or exists (
+        select from gateway.deliveries d
+        where d.route = e.route and d.event_id = e.event_id and d.handler = $3))
+  and ($4::timestamptz is null or e.received_at >= $4)
+  and ($5::timestamptz is null or e.received_at < $5)
+order by e.received_at desc, e.route desc, e.event_id desc
+limit $6;
+
+-- name: list_dead
+-- Dead letters, newest first (deliveries_dead).
+select d.id as delivery_id, d.route, d.event_id, e.type, d.handler, d.status, d.attempts, d.error,
+       d.created_at, d.finished_at
+from gateway.deliveries d
+join gateway.processed_events e using (route, event_id)
+where d.status = 'dead'
+  and ($1::text is null or d.route = $1)
+  and ($2::text is null or e.type like $2)
+  and ($3::text is null or d.handler = $3)
+  and ($4::timestamptz is null or d.finished_at >= $4)
+  and ($5::timestamptz is null or d.finished_at < $5)
+order by d.finished_at desc, d.id desc
+limit $6;
+
+-- name: find_events
+-- Events with this id, on any route or on one (primary key, one probe per route).
+select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
+       encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of
+from gateway.processed_events e
+where e.event_id = $2 and ($1::text[] is null or e.route = any ($1))
+order by e.route;
+
+-- name: find_delivery
+-- One delivery and where it stands (primary key).
+select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
+       d.created_at, d.due_at, d.leased_at, d.finished_at,
+       exists (select from gateway.processed_events e
+               where e.route = d.route and e.event_id = d.event_id and e.body is not null)
+           as payload_kept
+from gateway.deliveries d
+where d.id = $1;
+
+-- name: list_deliveries
+-- The deliveries of one event.
+select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
+       d.created_at, d.due_at, d.leased_at, d.finished_at
+from gateway.deliveries d
+where d.route = $1 and d.event_id = $2
+order by d.id;
+
+-- name: list_attempts
+-- The attempts of some deliveries, in order.
+select delivery_id, number, started_at, finished_at, outcome, error
+from gateway.attempts
+where delivery_id = any ($1::bigint[])
+order by delivery_id, number;
+
+-- name: list_audit
+-- What was done to some deliveries by people and by retention.
+select delivery_id, at, actor, action, reason
+from gateway.audit
+where delivery_id = any ($1::bigint[])
+order by id;
+
+-- name: count_unfinished
+-- Waiting, running and dead deliveries per handler, from their partial indexes.
+select route, handler, status, count(*) as n, min(due_at) filter (where due_at <= now()) as oldest_at
+from gateway.deliveries
+where status = 'pending'
+group by route, handler, status
+union all
+select route, handler, status, count(*), min(leased_at)
+from gateway.deliveries
+where status = 'running'
+group by route, handler, status
+union all
+select route, handler, status, count(*), min(finished_at)
+from gateway.deliveries
+where status = 'dead'
+group by route, handler, status
+order by route, handler, status;
+
+-- name: count_received
+-- Events per route in the last while, and the newest (processed_events_received).
+select route, count(*) as n, max(received_at) as last_at
+from gateway.processed_events
+where received_at >= now() - $1::interval
+group by route
+order by route;
+
+-- name: list_workers
+-- Workers that were seen lately.
+select id, host, pid, handlers, started_at, seen_at
+from gateway.workers
+where seen_at >= now() - $1::interval
+order by started_at;

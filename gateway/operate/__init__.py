@@ -1,0 +1,1 @@
+"""What people do with a running gateway: look, send, replay."""

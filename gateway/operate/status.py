@@ -1,0 +1,107 @@
+"""One look at the whole: backlog, dead letters, workers, engines."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from gateway.ledger.connection import Connection, connect
+from gateway.ledger.migrate import applied_version, check_version
+from gateway.ledger.queries import QUERIES
+from gateway.project import database_url
+from gateway.queue.handoff import connect_redis
+from gateway.settings import Settings
+from gateway.sweep.sweeper import MISSED_ROUNDS
+
+LATELY: Final = timedelta(hours=1)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `gateway status` shows."""
+
+    schema_version: int
+    redis: str | None
+    """Why Redis cannot be reached; None where it can."""
+    routes: list[Row]
+    handlers: list[Row]
+    workers: list[Row]
+
+    def as_json(self) -> Row:
+        return {
+            "postgres": {"reachable": True, "schema_version": self.schema_version},
+            "redis": {"reachable": self.redis is None, "error": self.redis},
+            "routes": self.routes,
+            "handlers": self.handlers,
+            "workers": self.workers,
+        }
+
+
+async def read_status(settings: Settings) -> Report:
+    """Asks Postgres and Redis. Raises StorageUnavailable where Postgres does not answer."""
+    connection = await connect(database_url(settings), name="gateway status")
+    try:
+        await check_version(connection)
+        workers = await _workers(connection, settings)
+        return Report(
+            schema_version=await applied_version(connection),
+            redis=await _redis_problem(settings),
+            routes=await _routes(connection),
+            handlers=await _handlers(connection, workers),
+            workers=workers,
+        )
+    finally:
+        await connection.close()
+
+
+async def _workers(connection: Connection, settings: Settings) -> list[Row]:
+    lately = settings.sweep * MISSED_ROUNDS
+    return [dict(row) for row in await connection.fetch(QUERIES["list_workers"], lately)]
+
+
+async def _routes(connection: Connection) -> list[Row]:
+    rows = await connection.fetch(QUERIES["count_received"], LATELY)
+    return [{"route": r["route"], "last_hour": r["n"], "last_event_at": r["last_at"]} for r in rows]
+
+
+async def _handlers(connection: Connection, workers: list[Row]) -> list[Row]:
+    """One row per handler. Orphaned: no worker alive has it, so its deliveries wait."""
+    served = {name for worker in workers for name in worker["handlers"]}
+    found: dict[tuple[str, str], Row] = {}
+    for row in await connection.fetch(QUERIES["count_unfinished"]):
+        route, handler = row["route"], row["handler"]
+        orphaned = bool(workers) and f"{route} {handler}" not in served
+        entry = found.setdefault((route, handler), _empty(route, handler, orphaned))
+        entry[row["status"]] = row["n"]
+        if row["status"] == "pending":
+            entry["oldest_due_at"] = row["oldest_at"]
+    return list(found.values())
+
+
+def _empty(route: str, handler: str, orphaned: bool) -> Row:
+    return {
+        "route": route,
+        "handler": handler,
+        "pending": 0,
+        "oldest_due_at": None,
+        "running": 0,
+        "dead": 0,
+        "orphaned": orphaned,
+        "note": "orphaned: no worker has this handler" if orphaned else None,
+    }
+
+
+async def _redis_problem(settings: Settings) -> str | None:
+    if settings.redis_url is None:
+        return "GATEWAY_REDIS_URL is not set"
+    redis = connect_redis(settings.redis_url.get_secret_value())
+    try:
+        await redis.ping()
+    except (RedisError, OSError, TimeoutError) as error:
+        return str(error) or type(error).__name__
+    finally:
+        await redis.aclose(close_connection_pool=True)
+    return None

@@ -1,0 +1,106 @@
+"""What was found and what was expected: refusals of outside text, never showing a credential."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+Location = tuple[str | int, ...]
+
+SHOWN_CHARS: Final = 60
+SHAPES: Final = frozenset({"nothing", "a mapping", "an empty mapping", "a list", "an empty list"})
+"""What `describe` says of values whose content it does not show."""
+HIDDEN: Final = "a value (not shown)"
+CREDENTIAL: Final = re.compile(r"://[^/\s]*@|whsec_|[rs]k_(live|test)_|\bgh[oprsu]_|github_pat_")
+"""A password in a URL and the marks of Stripe's and GitHub's secrets, under whatever key."""
+
+
+class Unexpected(ValueError):
+    """A value is not what it should be. `found` is safe to print."""
+
+    def __init__(self, *, found: str, expected: str) -> None:
+        self.found = found
+        self.expected = expected
+        super().__init__(f"found {found}; expected {expected}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One value that a model refused, and where it stands in the document."""
+
+    location: Location
+    found: str
+    expected: str
+    unknown: bool = False
+    """Whether the key itself is refused, not its value."""
+
+
+def describe(value: object) -> str:
+    """The value as a person would name it: short, on one line, without credentials."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case Mapping():
+            return "a mapping" if value else "an empty mapping"
+        case list():
+            return "a list" if value else "an empty list"
+    text = repr(value) if isinstance(value, str) else str(value)
+    if CREDENTIAL.search(text):
+        return HIDDEN
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def one_of(names: Iterable[str], *, like: str = "") -> str:
+    """The allowed names, with the closest one to what was written."""
+    allowed = sorted(names)
+    close = get_close_matches(like, allowed, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"one of {', '.join(allowed)}{hint}"
+
+
+def refusals(error: ValidationError) -> Iterator[Refusal]:
+    """Every line of a pydantic error. The error's own text is not used: it quotes its input."""
+    for line in error.errors(include_url=False):
+        location = tuple(part for part in line["loc"] if part != "[key]")
+        cause = line.get("ctx", {}).get("error")
+        if isinstance(cause, Unexpected):
+            yield Refusal(location=location, found=cause.found, expected=cause.expected)
+        elif line["type"] == "extra_forbidden":
+            yield Refusal(location=location, found="an unknown key", expected="", unknown=True)
+        else:
+            yield Refusal(location=location, found=_found(line), expected=_expected(line))
+
+
+def _found(line: ErrorDetails) -> str:
+    return "nothing" if line["type"] == "missing" else describe(line["input"])
+
+
+EXPECTED: Final[Mapping[str, str]] = {
+    "missing": "this key, which is required",
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "string_type": "text",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "path_type": "a path",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "too_short": "at least {min_length} of them",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+}
+
+
+def _expected(line: ErrorDetails) -> str:
+    context: dict[str, Any] = line.get("ctx", {})
+    return EXPECTED.get(line["type"], line["msg"]).format_map(context)

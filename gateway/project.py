@@ -1,0 +1,79 @@
+"""A user's project as one value: settings, routes, secrets and handlers, all checked together."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.development import read_secrets
+from gateway.errors import ConfigInvalid, Problem
+from gateway.registry import Registry, load_registry
+from gateway.routes import Config, check_secrets, load_config
+from gateway.secrets import Secret
+from gateway.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """What a process needs to know before it starts."""
+
+    settings: Settings
+    config: Config
+    registry: Registry
+    secrets: Mapping[str, tuple[Secret, ...]]
+    """By the name of the route; empty for a worker, which verifies nothing."""
+
+
+def load_project(
+    settings: Settings, *, environ: Mapping[str, str] = os.environ, with_secrets: bool
+) -> Project:
+    """Reads and checks everything; raises ConfigInvalid with every problem at once."""
+    config = load_config(settings.config)
+    problems: list[Problem] = []
+    secrets: dict[str, tuple[Secret, ...]] | None = {}
+    if with_secrets:
+        secrets = _collect(problems, lambda: load_secrets(settings, config, environ))
+    registry = _collect(problems, lambda: load_registry(config))
+    if registry is None or secrets is None:
+        raise ConfigInvalid(problems)
+    return Project(settings=settings, config=config, registry=registry, secrets=secrets)
+
+
+def load_secrets(
+    settings: Settings, config: Config, environ: Mapping[str, str] = os.environ
+) -> dict[str, tuple[Secret, ...]]:
+    """The routes' secrets, from where they refer to or as `gateway up` made them up."""
+    return check_secrets(config, environ, read_secrets(settings.dev_secrets))
+
+
+def _collect(problems: list[Problem], load: Callable[[], T]) -> T | None:
+    try:
+        return load()
+    except ConfigInvalid as error:
+        problems.extend(error.problems)
+        return None
+
+
+def database_url(settings: Settings) -> str:
+    """The ledger's URL, or ConfigInvalid."""
+    if settings.database_url is None:
+        raise ConfigInvalid([_missing("GATEWAY_DATABASE_URL", "postgresql://user@host/database")])
+    return settings.database_url.get_secret_value()
+
+
+def redis_url(settings: Settings) -> str:
+    """The queue's URL, or ConfigInvalid."""
+    if settings.redis_url is None:
+        raise ConfigInvalid([_missing("GATEWAY_REDIS_URL", "redis://host:6379/0")])
+    return settings.redis_url.get_secret_value()
+
+
+def _missing(key: str, example: str) -> Problem:
+    return Problem(
+        file="environment",
+        key=key,
+        found="nothing",
+        expected=f"a URL such as {example} (or start everything with `gateway up`)",
+    )

@@ -1,0 +1,127 @@
+"""GitHub: a signature over the body alone; id and event name in unsigned headers."""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from gateway.errors import BadPayload, BadSignature
+from gateway.model import Envelope, payload_bytes
+from gateway.providers.payload import (
+    MAX_TEXT_CHARS,
+    check_text,
+    describe,
+    is_text,
+    parse_object,
+    require_text,
+)
+from gateway.providers.provider import Headers, Provider
+from gateway.providers.signature import hexdigest, match_hmac
+
+_SIGNATURE: Final = "x-hub-signature-256"
+_SCHEME: Final = "sha256="
+_DELIVERY: Final = "x-github-delivery"
+_EVENT: Final = "x-github-event"
+_EVENT_NAME: Final = re.compile("[a-z0-9_]{1,100}")
+_DELIVERY_ID: Final = re.compile(f"[!-~]{{1,{MAX_TEXT_CHARS}}}")
+
+
+def verify(
+    headers: Headers,
+    body: bytes,
+    *,
+    secrets: Sequence[bytes],
+    now: datetime,
+    tolerance: timedelta | None,
+) -> int:
+    """Refuses a forged request; `now` and `tolerance` have no use, since GitHub signs no time."""
+    # The SHA-1 header `x-hub-signature` is legacy, and never enough.
+    # https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
+    header = headers.get(_SIGNATURE)
+    if header is None:
+        raise BadSignature(f"no {_SIGNATURE} header")
+    if not header.startswith(_SCHEME) or not header.isascii():
+        raise BadSignature(f"{_SIGNATURE}: expected {_SCHEME} and hex")
+    # In a form, too, it is the raw body that is signed, not the `payload` field.
+    return match_hmac(body, [header[len(_SCHEME) :].encode("ascii")], secrets)
+
+
+def read(headers: Headers, body: bytes) -> Envelope:
+    """Reads the id and the event from the headers, the action and the account from the body."""
+    # https://docs.github.com/en/webhooks/webhook-events-and-payloads#delivery-headers
+    delivery = _require_header(headers, _DELIVERY, _DELIVERY_ID, "1 to 255 visible characters")
+    event = _require_header(headers, _EVENT, _EVENT_NAME, "1 to 100 of a-z, 0-9 and _")
+    payload = parse_object(_document(headers, body))
+    return Envelope(id=delivery, type=_type(event, payload), account=_account(payload))
+
+
+def _require_header(headers: Headers, name: str, pattern: re.Pattern[str], expected: str) -> str:
+    value = headers.get(name)
+    if value is None or not pattern.fullmatch(value):
+        raise BadPayload(f"{name}: found {describe(value)}; expected {expected}")
+    return value
+
+
+def _document(headers: Headers, body: bytes) -> bytes:
+    # JSON, or a form with the JSON in its `payload` field, as the hook's content type says.
+    # https://docs.github.com/en/webhooks/using-webhooks/creating-webhooks
+    try:
+        return payload_bytes(headers, body)
+    except ValueError:  # its text may quote megabytes of the form
+        raise BadPayload("the form has no single, readable `payload` field") from None
+
+
+def _type(event: str, payload: dict[str, Any]) -> str:
+    # Most events have an action, some (push, workflow_dispatch) have none. That of
+    # repository_dispatch is chosen by the caller of the API, so that its text is free.
+    # https://docs.github.com/en/webhooks/webhook-events-and-payloads#repository_dispatch
+    if payload.get("action") is None:
+        return event
+    return check_text(f"{event}.{require_text(payload, 'action')}", "type")
+
+
+def _account(payload: dict[str, Any]) -> str | None:
+    """Whose event it is: the organization, or the repository's owner, or the App's installer."""
+    for path in (("organization",), ("repository", "owner"), ("installation", "account")):
+        login = _login(payload, path)
+        if login is not None:
+            return login
+    return None
+
+
+def _login(payload: dict[str, Any], path: Sequence[str]) -> str | None:
+    value: Any = payload
+    for key in (*path, "login"):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if is_text(value) else None
+
+
+def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime) -> dict[str, str]:
+    """The headers of GitHub's own request; the action stands in the body."""
+    return {
+        "content-type": "application/json",
+        "user-agent": "GitHub-Hookshot/7d3a1f0",
+        _DELIVERY: id,
+        _EVENT: type.partition(".")[0],
+        _SIGNATURE: _SCHEME + hexdigest(secret, body).decode(),
+    }
+
+
+GITHUB: Final = Provider(
+    name="github",
+    verify=verify,
+    read=read,
+    sign=sign,
+    # Deliveries of the past 3 days can be redelivered; Enterprise Server: 7 days, so that a route
+    # for one needs a key retention of at least 8.
+    # https://docs.github.com/en/webhooks/testing-and-troubleshooting-webhooks/redelivering-webhooks
+    redelivery=timedelta(days=3),
+    # "GitHub does not automatically redeliver failed deliveries."
+    # https://docs.github.com/en/webhooks/using-webhooks/handling-failed-webhook-deliveries
+    retries=False,
+    # https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap
+    max_body=25 * 1024**2,
+    tolerance=None,
+    # Their payloads hold no id and no time of the event itself.
+    honest_repeats=frozenset({"ping", "workflow_dispatch", "repository_dispatch"}),
+)

@@ -1,0 +1,180 @@
+"""Stripe: `t` and `v1` in one header, snapshot and thin events."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from gateway.errors import BadPayload, BadSignature, StaleTimestamp
+from gateway.model import Envelope
+from gateway.providers.payload import check_text, describe, parse_object, require_text
+from gateway.providers.provider import Headers, Provider
+from gateway.providers.signature import hexdigest, match_hmac
+
+_SIGNATURE: Final = "stripe-signature"
+# Stripe sends one v1 per live secret, and a rolled secret lives for 24 hours at most: the bounds
+# are far above that, and keep a hostile header from buying thousands of comparisons.
+# https://docs.stripe.com/webhooks#roll-endpoint-secrets
+_MAX_SIGNATURES: Final = 16
+_MAX_HEADER_CHARS: Final = 4096
+_MAX_TIME_DIGITS: Final = 12
+# Stripe's libraries allow five minutes, https://docs.stripe.com/webhooks#replay-attacks
+_TOLERANCE: Final = timedelta(minutes=5)
+_LAST_SECOND: Final = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
+
+
+def verify(
+    headers: Headers,
+    body: bytes,
+    *,
+    secrets: Sequence[bytes],
+    now: datetime,
+    tolerance: timedelta | None,
+) -> int:
+    """Refuses a forged or stale request; returns the index of the secret that matched."""
+    signed_at, signatures = _parse_header(headers)
+    # The signed text is `{t}.{body}`, the key the whole secret as text, `whsec_` included.
+    # https://docs.stripe.com/webhooks#verify-manually
+    index = match_hmac(b"%b.%b" % (signed_at, body), signatures, secrets)
+    _check_time(int(signed_at), now, _TOLERANCE if tolerance is None else tolerance)
+    return index
+
+
+def _parse_header(headers: Headers) -> tuple[bytes, list[bytes]]:
+    header = headers.get(_SIGNATURE)
+    if header is None:
+        raise BadSignature(f"no {_SIGNATURE} header")
+    if len(header) > _MAX_HEADER_CHARS or not header.isascii():
+        raise BadSignature(f"{_SIGNATURE}: too long, or not ASCII")
+    times: list[bytes] = []
+    signatures: list[bytes] = []
+    for item in header.encode("ascii").split(b","):
+        scheme, equals, value = item.partition(b"=")
+        if not equals:
+            raise BadSignature(f"{_SIGNATURE}: an item is not key=value")
+        # Every scheme but v1 is to be ignored, against downgrades.
+        # https://docs.stripe.com/webhooks#verify-manually
+        if scheme == b"v1":
+            signatures.append(value)
+        elif scheme == b"t":
+            times.append(value)
+    return _only_time(times), _bounded(signatures)
+
+
+def _only_time(times: Sequence[bytes]) -> bytes:
+    if len(times) != 1:
+        raise BadSignature(f"{_SIGNATURE}: {len(times)} timestamps; expected one")
+    # Digits only: int() would also take signs, spaces and underscores.
+    if not times[0].isdigit() or len(times[0]) > _MAX_TIME_DIGITS:
+        raise BadSignature(f"{_SIGNATURE}: the timestamp is not unix seconds")
+    return times[0]
+
+
+def _bounded(signatures: list[bytes]) -> list[bytes]:
+    if not 1 <= len(signatures) <= _MAX_SIGNATURES:
+        raise BadSignature(
+            f"{_SIGNATURE}: {len(signatures)} v1 signatures; expected 1 to {_MAX_SIGNATURES}"
+        )
+    return signatures
+
+
+def _check_time(signed_at_s: int, now: datetime, tolerance: timedelta) -> None:
+    # In both directions: a far-future timestamp would keep a captured request valid for years.
+    # Each retry is signed anew, so that this refuses none of them.
+    # https://docs.stripe.com/webhooks#replay-attacks
+    age_s = now.timestamp() - signed_at_s
+    if abs(age_s) > tolerance.total_seconds():
+        side = "ago" if age_s > 0 else "ahead"
+        raise StaleTimestamp(
+            f"signed {abs(age_s):.0f} s {side}; the tolerance is {tolerance.total_seconds():.0f} s"
+        )
+
+
+def read(headers: Headers, body: bytes) -> Envelope:
+    """Reads a snapshot or a thin event; refuses any other object."""
+    event = parse_object(body)
+    kind = event.get("object")
+    if kind == "event":
+        return _read_snapshot(event)
+    if kind == "v2.core.event":
+        return _read_thin(event)
+    raise BadPayload(f"`object`: found {describe(kind)}; expected event or v2.core.event")
+
+
+def _read_snapshot(event: dict[str, Any]) -> Envelope:
+    # `account` is the connected account in which the event happened, `created` unix seconds.
+    # https://docs.stripe.com/api/events/object
+    return Envelope(
+        id=require_text(event, "id"),
+        type=require_text(event, "type"),
+        account=None if event.get("account") is None else require_text(event, "account"),
+        livemode=_livemode(event),
+        occurred_at=_from_seconds(event.get("created")),
+    )
+
+
+def _read_thin(event: dict[str, Any]) -> Envelope:
+    # `context` names the account to fetch from, `created` is RFC 3339 text.
+    # https://docs.stripe.com/api/v2/core/events/object
+    context = event.get("context")
+    return Envelope(
+        id=require_text(event, "id"),
+        type=require_text(event, "type"),
+        account=check_text(context, "context") if context and isinstance(context, str) else None,
+        livemode=_livemode(event),
+        occurred_at=_from_iso(event.get("created")),
+    )
+
+
+def _livemode(event: dict[str, Any]) -> bool:
+    # A Connect endpoint gets live and test events at one URL: guessing would mix them.
+    # https://docs.stripe.com/connect/webhooks
+    livemode = event.get("livemode")
+    if not isinstance(livemode, bool):
+        raise BadPayload(f"`livemode`: found {describe(livemode)}; expected true or false")
+    return livemode
+
+
+def _from_seconds(created: object) -> datetime:
+    if not isinstance(created, int) or isinstance(created, bool):
+        raise BadPayload(f"`created`: found {describe(created)}; expected unix seconds")
+    if not 0 <= created <= _LAST_SECOND:
+        raise BadPayload(f"`created`: found {created}; expected 0 to {_LAST_SECOND}")
+    return datetime.fromtimestamp(created, UTC)
+
+
+def _from_iso(created: object) -> datetime:
+    problem = f"`created`: found {describe(created)}; expected a time with its offset"
+    if not isinstance(created, str):
+        raise BadPayload(problem)
+    try:
+        moment = datetime.fromisoformat(created)
+        if moment.tzinfo is None:
+            raise BadPayload(problem)
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise BadPayload(problem) from None
+
+
+def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime) -> dict[str, str]:
+    """The headers of Stripe's own request; id and type stand in the body."""
+    signed_at = b"%d" % int(now.timestamp())
+    signature = hexdigest(secret, b"%b.%b" % (signed_at, body))
+    return {
+        "content-type": "application/json; charset=utf-8",
+        "user-agent": "Stripe/1.0 (+https://stripe.com/docs/webhooks)",
+        _SIGNATURE: f"t={signed_at.decode()},v1={signature.decode()}",
+    }
+
+
+STRIPE: Final = Provider(
+    name="stripe",
+    verify=verify,
+    read=read,
+    sign=sign,
+    # Retries end after 3 days, the Dashboard resends for 15, `stripe events resend` for 30.
+    # https://docs.stripe.com/webhooks#retries
+    redelivery=timedelta(days=30),
+    retries=True,
+    max_body=1024**2,
+    tolerance=_TOLERANCE,
+)

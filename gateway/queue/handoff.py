@@ -1,0 +1,118 @@
+"""Tells the workers of new deliveries: ids to arq, one job per batch, and never in the way."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+from uuid import uuid4
+
+import orjson
+import structlog
+from arq.connections import ArqRedis
+from arq.constants import default_queue_name, job_key_prefix
+from arq.jobs import serialize_job
+from arq.utils import timestamp_ms
+from redis.asyncio import ConnectionPool
+from redis.exceptions import RedisError
+
+QUEUE: Final = default_queue_name
+DELIVER: Final = "deliver"
+"""The one arq function: its argument is a list of delivery ids."""
+
+JOB_EXPIRES_MS: Final = 3_600_000
+"""A hint older than this is worth nothing: the sweep has long found its deliveries."""
+
+MAX_IDS_PER_JOB: Final = 500
+MAX_BATCHES_WAITING: Final = 200
+PAUSE_S: Final = 1.0
+REDIS_TIMEOUT_S: Final = 2.0
+
+log = structlog.get_logger("gateway.queue")
+
+
+def connect_redis(url: str) -> ArqRedis:
+    """arq's client, with time-outs, and ids as JSON instead of pickles."""
+    pool = ConnectionPool.from_url(
+        url,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+        health_check_interval=30,
+    )
+    return ArqRedis(
+        pool,
+        job_serializer=orjson.dumps,
+        job_deserializer=orjson.loads,
+        default_queue_name=QUEUE,
+    )
+
+
+class HandOff:
+    """A background sender. What it cannot send is not lost: the workers find it in the ledger."""
+
+    def __init__(self, redis: ArqRedis, *, max_depth: int) -> None:
+        self._redis = redis
+        self._max_depth = max_depth
+        self._batches: asyncio.Queue[Sequence[int]] = asyncio.Queue(MAX_BATCHES_WAITING)
+        self._task: asyncio.Task[None] | None = None
+        self._reachable = True
+        self._depth = 0
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._send_forever(), name="hand-off")
+
+    async def stop(self) -> None:
+        """Ends the sender. What was not sent is found in the ledger by the next sweep."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._redis.aclose(close_connection_pool=True)
+
+    def offer(self, delivery_ids: Sequence[int]) -> None:
+        """Takes ids to send; drops them when the queue is too far behind to be of help."""
+        if not self._batches.full():
+            self._batches.put_nowait(delivery_ids)
+
+    async def send(self, delivery_ids: Sequence[int]) -> bool:
+        """Enqueues one job; False where Redis is away, full, or deep enough already."""
+        try:
+            if self._depth >= self._max_depth:
+                self._depth = await self._redis.zcard(QUEUE)
+            if self._depth >= self._max_depth:
+                return False
+            self._depth = await self._enqueue(delivery_ids)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note_away(error)
+            return False
+        self._note_back()
+        return True
+
+    async def _send_forever(self) -> None:
+        while True:
+            delivery_ids = list(await self._batches.get())
+            while len(delivery_ids) < MAX_IDS_PER_JOB and not self._batches.empty():
+                delivery_ids.extend(self._batches.get_nowait())
+            if not await self.send(delivery_ids):
+                await asyncio.sleep(PAUSE_S)
+
+    async def _enqueue(self, delivery_ids: Sequence[int]) -> int:
+        """One round trip; returns how many jobs wait now."""
+        now_ms = timestamp_ms()
+        job_id = uuid4().hex  # never the delivery's id: a replay must not be taken for a repeat
+        job = serialize_job(
+            DELIVER, (list(delivery_ids),), {}, None, now_ms, serializer=orjson.dumps
+        )
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.psetex(job_key_prefix + job_id, JOB_EXPIRES_MS, job)
+            pipe.zadd(QUEUE, {job_id: now_ms})
+            pipe.zcard(QUEUE)
+            _, _, depth = await pipe.execute()
+        return int(depth)
+
+    def _note_away(self, error: Exception) -> None:
+        if self._reachable:
+            log.warning("redis_away", error=str(error), note="the workers read the ledger instead")
+        self._reachable = False
+
+    def _note_back(self) -> None:
+        if not self._reachable:
+            log.info("redis_back")
+        self._reachable = True

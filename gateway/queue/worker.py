@@ -1,0 +1,87 @@
+"""The arq worker: its one job hands delivery ids to the gateway's worker."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import arq.worker
+import orjson
+import structlog
+from arq.connections import ArqRedis
+
+from gateway.queue.handoff import DELIVER, QUEUE, connect_redis
+from gateway.worker import Worker
+
+POLL_S: Final = 0.01
+RESTART_S: Final = (0.2, 5.0)
+
+log = structlog.get_logger("gateway.queue")
+
+
+async def deliver(ctx: dict[str, Any], delivery_ids: list[int]) -> None:
+    """Hands the ids on and ends: leases, retries and time-outs are the ledger's, not arq's."""
+    ctx["hint"]([i for i in delivery_ids if isinstance(i, int)])
+
+
+def worker_arguments(redis: ArqRedis) -> dict[str, Any]:
+    """How arq runs it: no kept results, no second try of a hint, a short poll."""
+    return {
+        "functions": [arq.worker.func(deliver, name=DELIVER)],
+        "queue_name": QUEUE,
+        "redis_pool": redis,
+        "job_serializer": orjson.dumps,
+        "job_deserializer": orjson.loads,
+        "keep_result": 0,
+        "max_tries": 1,
+        "max_jobs": 100,
+        "job_timeout": 10,
+        "poll_delay": POLL_S,
+        "log_results": False,
+    }
+
+
+async def listen_forever(url: str, hint: Callable[[list[int]], None]) -> None:
+    """An arq worker that is started anew whenever Redis ended it; meanwhile the sweep works."""
+    delay_s = RESTART_S[0]
+    while True:
+        started = asyncio.get_running_loop().time()
+        try:
+            await _listen(url, hint)
+        except Exception as error:  # arq and redis-py run here: whatever ends them, we go on
+            if asyncio.get_running_loop().time() - started > RESTART_S[1]:
+                delay_s = RESTART_S[0]
+            log.warning("queue_away", error=str(error), again_in_s=delay_s)
+        await asyncio.sleep(delay_s)
+        delay_s = min(delay_s * 2, RESTART_S[1])
+
+
+async def _listen(url: str, hint: Callable[[list[int]], None]) -> None:
+    redis = connect_redis(url)
+    worker = arq.worker.Worker(**worker_arguments(redis), handle_signals=False, ctx={"hint": hint})
+    try:
+        await worker.async_run()
+    finally:
+        if worker.main_task is not None:
+            worker.main_task.cancel()
+        for task in worker.tasks.values():
+            task.cancel()
+        await asyncio.gather(*worker.tasks.values(), return_exceptions=True)
+        await redis.aclose(close_connection_pool=True)
+
+
+def worker_settings(url: str, make_worker: Callable[[], Worker]) -> dict[str, Any]:
+    """What `arq gateway.queue.WorkerSettings` runs."""
+
+    async def on_startup(ctx: dict[str, Any]) -> None:
+        worker = make_worker()
+        await worker.start()
+        ctx["worker"], ctx["hint"] = worker, worker.hint
+
+    async def on_shutdown(ctx: dict[str, Any]) -> None:
+        await ctx["worker"].stop()
+
+    return {
+        **worker_arguments(connect_redis(url)),
+        "on_startup": on_startup,
+        "on_shutdown": on_shutdown,
+    }

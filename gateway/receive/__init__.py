@@ -1,0 +1,1 @@
+"""HTTP in: the endpoint, its limits, the acknowledgement."""

@@ -1,0 +1,110 @@
+"""The HTTP surface: webhook paths straight to their endpoints, health and metrics by Starlette."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route as HttpRoute
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+
+from gateway.errors import GatewayError, SchemaMismatch
+from gateway.receive import answers
+from gateway.receive.endpoint import Endpoint
+from gateway.receive.metrics import Metrics
+
+READY_FOR_S: Final = 1.0
+"""How long an answer of the readiness check stands, so that asking often costs nothing."""
+
+log = structlog.get_logger("gateway.receive")
+
+
+class Readiness:
+    """Whether the ledger can be reached and fits this code; asks at most once a second."""
+
+    def __init__(self, check: Callable[[], Awaitable[None]]) -> None:
+        self._check = check
+        self._asking = asyncio.Lock()
+        self._asked_at = -READY_FOR_S
+        self._problem: str | None = None
+
+    async def problem(self) -> str | None:
+        """A word for why this process is not ready; None where it is."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at >= READY_FOR_S:
+                self._problem = await self._ask()
+                self._asked_at = time.monotonic()
+            return self._problem
+
+    async def _ask(self) -> str | None:
+        try:
+            await self._check()
+        except GatewayError as error:
+            log.warning("not_ready", reason=str(error))  # not in the answer: strangers may ask
+            return "SCHEMA_MISMATCH" if isinstance(error, SchemaMismatch) else "LEDGER_UNREACHABLE"
+        return None
+
+
+class App:
+    """The ASGI application of `serve`."""
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        *,
+        readiness: Readiness,
+        metrics: Metrics,
+        lifespan: Lifespan[Starlette],
+    ) -> None:
+        self._endpoints = dict(endpoints)
+        self._rest = _rest(readiness, metrics, lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            endpoint = self._endpoints.get(scope["path"])
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+                return
+        await self._rest(scope, receive, send)
+
+
+def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette]) -> ASGIApp:
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def readyz(_: Request) -> Response:
+        problem = await readiness.problem()
+        if problem is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": problem}, status_code=503)
+
+    async def show_metrics(_: Request) -> Response:
+        text = generate_latest(metrics.registry)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return Starlette(
+        routes=[
+            HttpRoute("/healthz", healthz),
+            HttpRoute("/readyz", readyz),
+            HttpRoute("/metrics", show_metrics),
+        ],
+        exception_handlers={404: _not_found, 405: _method_not_allowed},
+        lifespan=lifespan,
+    )
+
+
+async def _not_found(_: Request, __: Exception) -> Response:
+    return _response(answers.NOT_FOUND)
+
+
+async def _method_not_allowed(_: Request, __: Exception) -> Response:
+    return JSONResponse({"error": "METHOD_NOT_ALLOWED"}, 405, {"allow": "GET, HEAD"})
+
+
+def _response(answer: answers.Answer) -> Response:
+    return Response(answer.body, answer.status, media_type="application/json")

@@ -1,0 +1,44 @@
+"""Reads a request's body: counted while it streams, and within its time."""
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.types import Receive
+
+from gateway.errors import BodyTimeout, TooLarge
+from gateway.receive.admission import Place
+
+
+class SenderGone(Exception):
+    """The sender closed the connection before its body was complete."""
+
+
+async def read_body(
+    headers: Mapping[str, str], receive: Receive, place: Place, *, limit: int, within_s: float
+) -> bytes:
+    """The whole body. Raises TooLarge at the first byte over the limit, announced or not."""
+    announced = headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > limit:
+        raise TooLarge(f"announced {announced[:20]} bytes; at most {limit} are taken")
+    try:
+        async with asyncio.timeout(within_s):
+            return await _read(receive, place, limit)
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body was not complete within {within_s:g} s") from error
+
+
+async def _read(receive: Receive, place: Place, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise SenderGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge(f"more than {limit} bytes")
+        place.hold(len(chunk))
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -1,0 +1,180 @@
+"""What each value of a route may be, which often depends on the route's provider."""
+
+import re
+from datetime import timedelta
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema
+
+from gateway.model import ReplayPolicy
+from gateway.problems import Unexpected, describe, one_of
+from gateway.providers import PROVIDERS, Provider
+from gateway.quantities import (
+    LONGEST,
+    MILLISECOND,
+    Duration,
+    Size,
+    format_duration,
+    holding,
+    lasting,
+)
+from gateway.secrets import REFERENCE_PATTERN, SecretRef
+
+DAY: Final = timedelta(days=1)
+MIN_ATTEMPTS: Final = 1
+MAX_ATTEMPTS: Final = 20
+KEY_RETENTION: Final = 35 * DAY
+LONGEST_TIMEOUT: Final = DAY
+LONGEST_TOLERANCE: Final = DAY
+"""Never more than a key is kept: a captured request must go stale before its key is forgotten."""
+LONGEST_WAIT: Final = timedelta(minutes=5)
+LARGEST_BODY_BYTES: Final = 256 * 1024**2
+
+NAME_PATTERN: Final = r"[a-z][a-z0-9_-]{0,62}"
+PATH_PATTERN: Final = r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+"
+MODULE_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+OWN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+OWN_FOLDERS: Final = frozenset({"console", "api", "v1"})
+KNOWS_LIVEMODE: Final = frozenset({"stripe"})
+
+
+def _text(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSchema]:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise Unexpected(found=describe(text), expected=expected)
+        return text
+
+    schema = WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$"})
+    return AfterValidator(check), schema
+
+
+def _provider(info: ValidationInfo) -> Provider | None:
+    """The provider of the route in which a value stands, if the route names a known one."""
+    return (info.context or {}).get("provider")
+
+
+def _check_provider(name: str) -> str:
+    if name not in PROVIDERS:
+        raise Unexpected(found=describe(name), expected=one_of(PROVIDERS, like=name))
+    return name
+
+
+def _check_path(path: str) -> str:
+    if path in OWN_PATHS or path.split("/")[1] in OWN_FOLDERS:
+        raise Unexpected(
+            found=describe(path), expected="a path that the gateway does not use itself"
+        )
+    return path
+
+
+def _check_tolerance(tolerance: timedelta, info: ValidationInfo) -> timedelta:
+    provider = _provider(info)
+    if provider is not None and provider.tolerance is None:
+        expected = f"no tolerance: {provider.name} signs no time"
+        raise Unexpected(found=format_duration(tolerance), expected=expected)
+    if not tolerance:
+        raise Unexpected(found="0s", expected="more than 0s, which would switch the check off")
+    return tolerance
+
+
+def _check_livemode(livemode: bool, info: ValidationInfo) -> bool:
+    provider = _provider(info)
+    if provider is not None and provider.name not in KNOWS_LIVEMODE:
+        expected = f"no livemode: {provider.name} does not tell live events from test events"
+        raise Unexpected(found=describe(livemode), expected=expected)
+    return livemode
+
+
+def _check_replay(policy: ReplayPolicy, info: ValidationInfo) -> ReplayPolicy:
+    provider = _provider(info)
+    if provider is not None and provider.honest_repeats is None:
+        expected = f"no replay policy: {provider.name} signs what tells a replay from an event"
+        raise Unexpected(found=describe(policy.value), expected=expected)
+    return policy
+
+
+def shortest_key_retention(provider: Provider) -> timedelta:
+    """A key must be there for as long as the sender can deliver its event again, and a day."""
+    return provider.redelivery + DAY
+
+
+def default_key_retention(provider: Provider | None) -> timedelta:
+    """35 days, or more where the sender can come back later."""
+    return max(KEY_RETENTION, shortest_key_retention(provider)) if provider else KEY_RETENTION
+
+
+def _check_key_retention(key: timedelta, info: ValidationInfo) -> timedelta:
+    provider = _provider(info)
+    if provider is not None and key < shortest_key_retention(provider):
+        window = format_duration(provider.redelivery)
+        raise Unexpected(
+            found=format_duration(key),
+            expected=f"at least {format_duration(shortest_key_retention(provider))}:"
+            f" {provider.name} can deliver an event again for {window}, and a day more",
+        )
+    return key
+
+
+def _check_payload_retention(payload: timedelta, info: ValidationInfo) -> timedelta:
+    if "key" not in info.data:
+        return payload
+    key = info.data["key"] or default_key_retention(_provider(info))
+    if payload > key:
+        expected = f"at most retention.key ({format_duration(key)})"
+        raise Unexpected(found=format_duration(payload), expected=expected)
+    return payload
+
+
+def _check_cap(cap: timedelta, info: ValidationInfo) -> timedelta:
+    base = info.data.get("base", cap)
+    if cap < base:
+        expected = f"at least base ({format_duration(base)})"
+        raise Unexpected(found=format_duration(cap), expected=expected)
+    return cap
+
+
+def _check_modules(modules: list[str]) -> list[str]:
+    for module in modules:
+        if modules.count(module) > 1:
+            raise Unexpected(found=f"{module} twice", expected="each module once")
+    return modules
+
+
+Attempts = Annotated[int, Strict(), Field(ge=MIN_ATTEMPTS, le=MAX_ATTEMPTS)]
+RetryCap = Annotated[Duration, AfterValidator(_check_cap)]
+HandlerTimeout = Annotated[Duration, lasting(MILLISECOND, LONGEST_TIMEOUT)]
+SqlFile = Annotated[str, *_text(r".*\S\.sql", "the path of an .sql file")]
+RouteName = Annotated[
+    str, *_text(NAME_PATTERN, "a name in lower case: a letter, then letters, digits, - or _")
+]
+ProviderName = Annotated[
+    str,
+    AfterValidator(_check_provider),
+    WithJsonSchema({"type": "string", "enum": sorted(PROVIDERS)}),
+]
+RoutePath = Annotated[
+    str,
+    *_text(PATH_PATTERN, "a path such as /webhooks/stripe"),
+    AfterValidator(_check_path),
+]
+Reference = Annotated[
+    SecretRef,
+    PlainValidator(SecretRef.parse),
+    WithJsonSchema({"type": "string", "pattern": f"^(?:{REFERENCE_PATTERN})$"}),
+]
+Tolerance = Annotated[
+    Duration,
+    lasting(timedelta(0), LONGEST_TOLERANCE),
+    AfterValidator(_check_tolerance),
+]
+Module = Annotated[str, *_text(MODULE_PATTERN, "a module such as handlers.billing")]
+Modules = Annotated[list[Module], AfterValidator(_check_modules)]
+BodySize = Annotated[Size, holding(1, LARGEST_BODY_BYTES)]
+Wait = Annotated[Duration, lasting(MILLISECOND, LONGEST_WAIT)]
+Glob = Annotated[str, *_text(r"\S+", "an event type such as invoice.paid or invoice.*")]
+Globs = Annotated[list[Glob], Field(min_length=1)]
+Livemode = Annotated[bool, Strict(), AfterValidator(_check_livemode)]
+Replay = Annotated[ReplayPolicy, AfterValidator(_check_replay)]
+KeyRetention = Annotated[Duration, AfterValidator(_check_key_retention)]
+PayloadRetention = Annotated[Duration, AfterValidator(_check_payload_retention)]
+DeadRetention = Annotated[Duration, lasting(DAY, LONGEST)]

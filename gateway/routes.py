@@ -1,0 +1,186 @@
+"""Routes: which URL belongs to which provider, with what secrets, handlers and policy."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from gateway.errors import ConfigInvalid, Problem
+from gateway.model import Envelope, ReplayPolicy, Retention, RetryPolicy
+from gateway.problems import SHAPES, Location, Refusal, describe, one_of, refusals
+from gateway.providers import PROVIDERS, Provider
+from gateway.route_checks import default_key_retention
+from gateway.routes_file import (
+    RetentionSection,
+    RouteSection,
+    RoutesFile,
+    json_schema,
+    known_keys,
+)
+from gateway.secrets import LITERAL, Secret, SecretRef, SecretUnusable, resolve
+from gateway.yaml_source import Document, Lines, key_path, read_document
+
+__all__ = ["Config", "Route", "check_secrets", "json_schema", "load_config"]
+
+PAYLOAD_RETENTION: Final = timedelta(days=14)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One inbound URL."""
+
+    name: str
+    provider: Provider
+    path: str
+    secrets: tuple[SecretRef, ...]
+    tolerance: timedelta | None
+    handlers: tuple[str, ...]
+    max_body: int
+    ack_within: timedelta
+    receive_within: timedelta
+    types: tuple[str, ...] | None
+    livemode: bool | None
+    replay: ReplayPolicy
+    retention: Retention
+    line: int
+
+    def wants(self, envelope: Envelope) -> bool:
+        """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
+        if self.livemode is not None and envelope.livemode not in (self.livemode, None):
+            return False
+        return self.types is None or any(fnmatchcase(envelope.type, glob) for glob in self.types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a `routes.yaml` says, checked."""
+
+    file: Path
+    schema: tuple[Path, ...]
+    timeout: timedelta
+    retry: RetryPolicy
+    routes: tuple[Route, ...]
+    lines: Mapping[Location, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def problem(self, *location: str | int, found: str, expected: str) -> Problem:
+        """A problem with the value of a key, for what can be checked only later."""
+        lines = Lines(file=str(self.file), numbers=self.lines)
+        return lines.problem(location, found=found, expected=expected)
+
+
+def load_config(path: Path) -> Config:
+    """Read and check the file. Raises ConfigInvalid with everything that is wrong with it."""
+    document = read_document(path)
+    problems = [*document.problems, *_shared_paths(document)]
+    try:
+        content = RoutesFile.model_validate(document.value)
+    except ValidationError as error:
+        problems += [_problem(document.lines, refusal) for refusal in refusals(error)]
+    if problems:
+        # Raised out here: as the context of another exception, pydantic's would quote its input.
+        raise ConfigInvalid(_once_per_key(problems))
+    return _config(path, content, document.lines)
+
+
+def check_secrets(
+    config: Config, environ: Mapping[str, str], development: Mapping[str, str]
+) -> dict[str, tuple[Secret, ...]]:
+    """The secrets of every route. Raises ConfigInvalid with every one that cannot be had."""
+    problems: list[Problem] = []
+    secrets: dict[str, tuple[Secret, ...]] = {}
+    for route in config.routes:
+        found: list[Secret] = []
+        for index, ref in enumerate(route.secrets):
+            try:
+                found.append(Secret(resolve(ref, environ, development)))
+            except SecretUnusable as error:
+                at = ("routes", route.name, "secrets", index)
+                problems.append(config.problem(*at, found=error.found, expected=error.expected))
+        secrets[route.name] = tuple(found)
+    if problems:
+        raise ConfigInvalid(problems)
+    return secrets
+
+
+def _problem(lines: Lines, refusal: Refusal) -> Problem:
+    location, found, expected = refusal.location, refusal.found, refusal.expected
+    if refusal.unknown:
+        expected = one_of(known_keys(location[:-1]), like=str(location[-1]))
+    elif "secrets" in location and found not in SHAPES:
+        found = LITERAL
+    return lines.problem(location, found=found, expected=expected)
+
+
+def _once_per_key(problems: Iterable[Problem]) -> list[Problem]:
+    """The first problem of each key: a value that YAML refused is not refused again as missing."""
+    first: dict[tuple[str, int | None], Problem] = {}
+    for problem in problems:
+        first.setdefault((problem.key, problem.line), problem)
+    return sorted(first.values(), key=lambda problem: problem.line or 0)
+
+
+def _shared_paths(document: Document) -> Iterator[Problem]:
+    """Looked up in the raw file, so that it is told together with whatever else is wrong."""
+    routes = document.value.get("routes")
+    seen: dict[str, str] = {}
+    for name, route in routes.items() if isinstance(routes, dict) else ():
+        path = route.get("path", _default_path(name)) if isinstance(route, dict) else None
+        if not isinstance(path, str):
+            continue
+        other = seen.setdefault(path, name)
+        if other != name:
+            at: Location = ("routes", other, "path")
+            taken = f"{key_path(at[:2])} has on line {document.lines.of(at)}"
+            yield document.lines.problem(
+                ("routes", name, "path"),
+                found=f"{describe(path)}, which {taken}",
+                expected="a path of its own",
+            )
+
+
+def _default_path(name: str) -> str:
+    return f"/webhooks/{name}"
+
+
+def _config(path: Path, content: RoutesFile, lines: Lines) -> Config:
+    retry = content.defaults.retry
+    return Config(
+        file=path,
+        schema=tuple(map(Path, content.schema_files)),
+        timeout=content.defaults.timeout,
+        retry=RetryPolicy(
+            attempts=retry.attempts, backoff=retry.backoff, base=retry.base, cap=retry.cap
+        ),
+        routes=tuple(_route(name, section, lines) for name, section in content.routes.items()),
+        lines=lines.numbers,
+    )
+
+
+def _route(name: str, section: RouteSection, lines: Lines) -> Route:
+    provider = PROVIDERS[section.provider]
+    return Route(
+        name=name,
+        provider=provider,
+        path=section.path or _default_path(name),
+        secrets=tuple(section.secrets),
+        tolerance=section.tolerance or provider.tolerance,
+        handlers=tuple(section.handlers),
+        max_body=section.max_body or provider.max_body,
+        ack_within=section.ack_within,
+        receive_within=section.receive_within,
+        types=None if section.types is None else tuple(section.types),
+        livemode=section.livemode,
+        replay=section.replay or ReplayPolicy.REFUSE,
+        retention=_retention(section.retention, provider),
+        line=lines.of(("routes", name)) or 0,
+    )
+
+
+def _retention(section: RetentionSection, provider: Provider) -> Retention:
+    key = section.key or default_key_retention(provider)
+    payload = min(PAYLOAD_RETENTION, key) if section.payload is None else section.payload
+    return Retention(key=key, payload=payload, dead=section.dead)

@@ -1,0 +1,201 @@
+"""The shape of `routes.yaml`: the same models check the file and make its JSON Schema."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from gateway.model import Backoff, RetryPolicy
+from gateway.problems import Location
+from gateway.providers import PROVIDERS
+from gateway.quantities import Duration, format_duration
+from gateway.route_checks import (
+    NAME_PATTERN,
+    Attempts,
+    BodySize,
+    DeadRetention,
+    Globs,
+    HandlerTimeout,
+    KeyRetention,
+    Livemode,
+    Modules,
+    PayloadRetention,
+    ProviderName,
+    Reference,
+    Replay,
+    RetryCap,
+    RouteName,
+    RoutePath,
+    SqlFile,
+    Tolerance,
+    Wait,
+)
+
+RETRY: Final = RetryPolicy()
+
+
+class Section(BaseModel):
+    """A mapping in the file, whose unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class RetrySection(Section):
+    """When a failed delivery runs again."""
+
+    attempts: Attempts = Field(
+        default=RETRY.attempts, description="How often a delivery is tried before it is dead."
+    )
+    backoff: Backoff = Field(
+        default=RETRY.backoff, description="Whether the wait grows with each attempt or stays."
+    )
+    base: Duration = Field(default=RETRY.base, description="The wait after the first attempt.")
+    cap: RetryCap = Field(
+        default=RETRY.cap, validate_default=True, description="The longest wait; at least base."
+    )
+
+
+class DefaultsSection(Section):
+    """What holds for every handler that does not say otherwise."""
+
+    timeout: HandlerTimeout = Field(
+        default=timedelta(seconds=60), description="How long a handler may run."
+    )
+    retry: RetrySection = Field(
+        default_factory=RetrySection, description="When a failed delivery runs again."
+    )
+
+
+class RetentionSection(Section):
+    """How long a route keeps what it has."""
+
+    key: KeyRetention | None = Field(
+        default=None,
+        description="How long an event id is remembered, so that a second delivery is a duplicate:"
+        " at least as long as the provider can deliver again, plus a day. Default 35d.",
+    )
+    payload: PayloadRetention | None = Field(
+        default=None,
+        description="How long headers and body are kept; at most as long as the key. Default 14d.",
+    )
+    dead: DeadRetention = Field(
+        default=timedelta(days=90), description="How long a dead delivery waits for a replay."
+    )
+
+
+class RouteSection(Section):
+    """One inbound URL with its provider, secrets and policy."""
+
+    provider: ProviderName = Field(description="Who sends: how a request is verified and read.")
+    path: RoutePath | None = Field(
+        default=None, description="The path of the URL. Default /webhooks/<name>."
+    )
+    secrets: list[Reference] = Field(
+        min_length=1,
+        description="Where the signing secrets are: env:NAME or file:/path. Any one may match.",
+    )
+    tolerance: Tolerance | None = Field(
+        default=None,
+        description="How far a signed time may be from ours, in both directions. Only where the"
+        " provider signs a time; default by provider.",
+    )
+    handlers: Modules = Field(
+        default_factory=list,
+        description="Modules whose @handler functions take this route's events.",
+    )
+    max_body: BodySize | None = Field(
+        default=None, description="The largest body that is taken. Default by provider."
+    )
+    ack_within: Wait = Field(
+        default=timedelta(seconds=3),
+        description="The time from the last byte of the body to the answer.",
+    )
+    receive_within: Wait = Field(
+        default=timedelta(seconds=10), description="The time that a body may take to arrive."
+    )
+    types: Globs | None = Field(
+        default=None,
+        description="Event types that are wanted, as globs; others are answered 200 and not kept.",
+    )
+    livemode: Livemode | None = Field(
+        default=None, description="Stripe: take only live events, or only test events."
+    )
+    replay: Replay | None = Field(
+        default=None,
+        description="What becomes of the same signed bytes under a fresh delivery id: refuse them,"
+        " or flag and take them. Only where the provider signs no time; default refuse.",
+    )
+    retention: RetentionSection = Field(
+        default_factory=RetentionSection, description="How long the route keeps what it has."
+    )
+
+
+def _knowing_its_provider(raw: Any) -> RouteSection:
+    """The checks of a route's values depend on its provider, so that is looked up first."""
+    name = raw.get("provider") if isinstance(raw, dict) else None
+    provider = PROVIDERS.get(name) if isinstance(name, str) else None
+    return RouteSection.model_validate(raw, context={"provider": provider})
+
+
+class RoutesFile(Section):
+    """The routes of a webhook gateway."""
+
+    schema_files: list[SqlFile] = Field(
+        default_factory=list,
+        alias="schema",
+        description="Your own tables: idempotent SQL files, applied by `gateway migrate`.",
+    )
+    defaults: DefaultsSection = Field(
+        default_factory=DefaultsSection,
+        description="What holds for every handler that does not say otherwise.",
+    )
+    routes: dict[RouteName, Annotated[RouteSection, BeforeValidator(_knowing_its_provider)]] = (
+        Field(
+            min_length=1,
+            description="The inbound URLs, by name.",
+            json_schema_extra={"propertyNames": {"pattern": f"^{NAME_PATTERN}$"}},
+        )
+    )
+
+
+def known_keys(location: Location) -> list[str]:
+    """The keys that may stand in the mapping at a location."""
+    section: type[Section]
+    match location:
+        case ("defaults",):
+            section = DefaultsSection
+        case ("defaults", "retry"):
+            section = RetrySection
+        case ("routes", _):
+            section = RouteSection
+        case ("routes", _, "retention"):
+            section = RetentionSection
+        case _:
+            section = RoutesFile
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the file, with which editors complete and check it."""
+    schema = RoutesFile.model_json_schema(schema_generator=_FileSchema)
+    return {"$schema": GenerateJsonSchema.schema_dialect} | schema
+
+
+class _FileSchema(GenerateJsonSchema):
+    """Says it as the file does: durations as text, and an unset key left out, not null."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        described = super().default_schema(schema)
+        return {key: value for key, value in described.items() if (key, value) != ("default", None)}
+
+    def field_title_should_be_set(self, schema: Mapping[str, Any]) -> bool:
+        return False

@@ -1,0 +1,1 @@
+"""Runs deliveries: lease, context, handler, settle."""

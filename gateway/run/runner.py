@@ -1,0 +1,150 @@
+"""Fills a worker's slots with deliveries and keeps their leases alive."""
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Final
+
+import structlog
+
+from gateway.ledger.connection import TROUBLE, Pool, describe
+from gateway.ledger.deliveries import renew
+from gateway.model import Lease
+from gateway.registry import Subscription
+from gateway.run.execution import STOP_S, Execution, Workbench
+from gateway.run.intake import Intake
+
+BEATS_PER_LEASE: Final = 3
+TAKE_AGAIN_S: Final = 0.5
+
+log = structlog.get_logger("gateway.run")
+
+
+class Runner:
+    """Runs as many deliveries at once as it has slots."""
+
+    def __init__(
+        self,
+        *,
+        subscriptions: Iterable[Subscription],
+        leases: Pool,
+        bench: Workbench,
+        intake: Intake,
+        slots: int,
+        lease: timedelta,
+    ) -> None:
+        self._subscriptions = {(s.route, s.handler): s for s in subscriptions}
+        self._leases = leases
+        self._bench = bench
+        self._intake = intake
+        self._slots = slots
+        self._lease = lease
+        self._running: dict[int, Execution] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._taking = True
+        self._hurry = asyncio.Event()
+
+    def hint(self, delivery_ids: Iterable[int]) -> None:
+        """Says that these deliveries may be due."""
+        self._intake.hint(delivery_ids, self._free)
+        self._wake.set()
+
+    def scan_now(self) -> None:
+        """Says that something in the ledger may have fallen due."""
+        self._intake.scan_now()
+        self._wake.set()
+
+    @property
+    def _free(self) -> int:
+        return self._slots - len(self._tasks)
+
+    async def take_forever(self) -> None:
+        """Leases and starts deliveries whenever there is a free slot, until told to stop."""
+        while self._taking:
+            self._wake.clear()
+            if self._free and not self._intake.wait_s:
+                await self._take()
+                continue
+            await self._sleep(self._intake.wait_s if self._free else None)
+
+    async def beat_forever(self) -> None:
+        """Renews the leases of what runs, one statement for all of them."""
+        while True:
+            await asyncio.sleep(self._lease.total_seconds() / BEATS_PER_LEASE)
+            if self._running:
+                await self._beat()
+
+    async def drain(self, grace: timedelta) -> None:
+        """Takes nothing more, lets what runs finish within the grace time, hands the rest back."""
+        self._taking = False
+        self._wake.set()
+        if self._tasks:
+            log.info("draining", running=len(self._tasks), grace_s=grace.total_seconds())
+        finished = asyncio.create_task(self._all_finished())
+        hurried = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait(
+            {finished, hurried},
+            timeout=grace.total_seconds(),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for execution in list(self._running.values()):
+            execution.stop("the worker was shut down")
+        await asyncio.wait({finished}, timeout=STOP_S)
+        for task in (finished, hurried, *self._tasks):
+            task.cancel()
+        await asyncio.gather(finished, hurried, *self._tasks, return_exceptions=True)
+
+    def hurry(self) -> None:
+        """Ends the grace time."""
+        self._hurry.set()
+
+    async def _take(self) -> None:
+        try:
+            leases = await self._intake.take(self._free)
+        except TROUBLE as error:
+            log.warning("ledger_unreachable", error=describe(error))
+            await asyncio.sleep(TAKE_AGAIN_S)
+            return
+        for lease in leases:
+            self._start(lease)
+
+    def _start(self, lease: Lease) -> None:
+        subscription = self._subscriptions[lease.event.route, lease.handler]
+        execution = Execution(lease, subscription, self._bench)
+        self._running[lease.delivery_id] = execution
+        task = asyncio.create_task(execution.run(), name=f"delivery {lease.delivery_id}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._ended(done, execution))
+        if not self._taking:
+            execution.stop("the worker was shut down")
+
+    def _ended(self, task: asyncio.Task[None], execution: Execution) -> None:
+        self._tasks.discard(task)
+        if self._running.get(execution.lease.delivery_id) is execution:
+            del self._running[execution.lease.delivery_id]
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("run_failed", delivery_id=execution.lease.delivery_id, error=describe(error))
+
+    async def _beat(self) -> None:
+        running = dict(self._running)
+        tokens = {delivery_id: e.lease.token for delivery_id, e in running.items()}
+        try:
+            held = await renew(self._leases, tokens, self._lease)
+        except TROUBLE as error:
+            log.warning("heartbeat_missed", error=describe(error))
+            return
+        for delivery_id, execution in running.items():
+            if delivery_id not in held:
+                execution.lose()
+
+    async def _all_finished(self) -> None:
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _sleep(self, seconds: float | None) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except TimeoutError:
+            return

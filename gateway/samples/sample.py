@@ -1,0 +1,108 @@
+"""A sample event of any type: from its template where there is one, else a plausible body."""
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+
+from gateway.samples.template import Blanks, draw_alnum, list_templates, load_template
+
+_MAX_TYPE_CHARS: Final = 255
+# `v2.core.account[requirements].updated` has brackets: https://docs.stripe.com/api/v2/core/events
+_STRIPE_WORD: Final = r"[a-z][a-z0-9_]*(?:\[[a-z0-9_.]+\])?"
+_STRIPE_TYPE: Final = re.compile(rf"{_STRIPE_WORD}(?:\.{_STRIPE_WORD})+")
+# The action of repository_dispatch is free text.
+_GITHUB_TYPE: Final = re.compile(
+    r"[a-z0-9_]{1,100}(?:\.[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,100})?"
+)
+# Types such as `charge.dispute.created` name the parent first; the object is a plain `dispute`.
+_PARENTS: Final = ("account", "charge", "customer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A body to send, with the id and the type under which it counts."""
+
+    id: str
+    type: str
+    body: bytes
+
+
+def sample_types(provider: str) -> tuple[str, ...]:
+    """The types that have a template of their own; any other type can be made too."""
+    _maker(provider)
+    return list_templates(provider)
+
+
+def make_sample(provider: str, type: str, *, now: datetime, livemode: bool = False) -> Sample:
+    """A new event with new ids, as the provider would send it at `now`."""
+    return _maker(provider)(type, now, livemode)
+
+
+_Maker = Callable[[str, datetime, bool], Sample]
+
+
+def _maker(provider: str) -> _Maker:
+    maker = _MAKERS.get(provider)
+    if maker is None:
+        raise ValueError(f"provider: found {provider!r}; expected one of {', '.join(_MAKERS)}")
+    return maker
+
+
+def _make_stripe(type: str, now: datetime, livemode: bool) -> Sample:
+    _check_type(type, _STRIPE_TYPE, "words joined by dots, as in invoice.paid")
+    event_id = f"evt_1{draw_alnum(23)}"
+    given = {
+        "event_id": event_id,
+        "type": type,
+        "kind": _stripe_kind(type),
+        "livemode": livemode,
+        "mode": "live" if livemode else "test",
+    }
+    body = Blanks(given, now=now).fill(_stripe_template(type))
+    # Stripe sends its JSON indented, GitHub without spaces.
+    return Sample(id=event_id, type=type, body=orjson.dumps(body, option=orjson.OPT_INDENT_2))
+
+
+def _stripe_template(type: str) -> Any:
+    if type in list_templates("stripe"):
+        return load_template(f"stripe/{type}")
+    if type.startswith(("v1.", "v2.")):
+        return load_template("stripe/parts/thin")
+    event = load_template("stripe/parts/event")
+    kind = type.rpartition(".")[0]
+    if kind in list_templates("stripe/objects"):
+        return {**event, "data": {"object": load_template(f"stripe/objects/{kind}")}}
+    return event
+
+
+def _stripe_kind(type: str) -> str:
+    prefix = type.rpartition(".")[0]
+    parent, _, child = prefix.partition(".")
+    return child if child and parent in _PARENTS else prefix
+
+
+def _make_github(type: str, now: datetime, livemode: bool) -> Sample:
+    _check_type(type, _GITHUB_TYPE, "an event and its action, as in issues.opened")
+    body = Blanks({}, now=now).fill(_github_template(type))
+    return Sample(id=str(uuid.uuid4()), type=type, body=orjson.dumps(body))
+
+
+def _github_template(type: str) -> Any:
+    if type in list_templates("github"):
+        return load_template(f"github/{type}")
+    action = type.partition(".")[2]
+    own = {"action": action} if action else {}
+    return {**own, **load_template("github/parts/event")}
+
+
+def _check_type(type: str, pattern: re.Pattern[str], expected: str) -> None:
+    if len(type) > _MAX_TYPE_CHARS or not pattern.fullmatch(type):
+        raise ValueError(f"type: found {type[:60]!r}; expected {expected}")
+
+
+_MAKERS: Final[Mapping[str, _Maker]] = {"stripe": _make_stripe, "github": _make_github}

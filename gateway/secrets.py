@@ -1,0 +1,128 @@
+"""Secrets by reference: the configuration says `env:NAME` or `file:/path`, never a secret."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from gateway.errors import GatewayError
+from gateway.problems import Unexpected
+
+LARGEST_FILE_BYTES: Final = 64 * 1024
+BYTE_ORDER_MARK: Final = "\ufeff"
+NAMES: Final = {
+    " ": "a space",
+    "\t": "a tab",
+    "\r": "a carriage return",
+    "\n": "a newline",
+    BYTE_ORDER_MARK: "a byte order mark",
+}
+LITERAL: Final = "a literal value (not shown)"
+REFERENCE_EXPECTED: Final = "a reference: env:NAME (in capitals) or file:/path"
+SIGNING: Final = "the signing secret in it, and nothing else"
+REFERENCE_PATTERN: Final = (
+    r"env:[A-Z_][A-Z0-9_]*|file:[^\s\x00-\x1f](?:[^\x00-\x1f]*[^\s\x00-\x1f])?"
+)
+"""Names are in capitals, so that a secret pasted after `env:` is not printed as a name."""
+
+
+class SecretUnusable(GatewayError):
+    """A secret is there, but no sender's signature could ever match it."""
+
+    def __init__(self, *, found: str, expected: str) -> None:
+        self.found = found
+        self.expected = expected
+        super().__init__(f"found {found}; expected {expected}")
+
+
+class SecretMissing(SecretUnusable):
+    """A secret is not set, not there, or empty: in development one can be made up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The bytes of a secret, which neither a log nor a traceback can show by accident."""
+
+    _value: bytes = field(repr=False)
+
+    def reveal(self) -> bytes:
+        """The bytes themselves."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(not shown)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef:
+    """Where a secret is kept."""
+
+    kind: Literal["env", "file"]
+    target: str
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        """Read a reference. What is refused may be a secret, so the message does not show it."""
+        if not isinstance(text, str) or not re.fullmatch(REFERENCE_PATTERN, text):
+            raise Unexpected(found=LITERAL, expected=REFERENCE_EXPECTED)
+        kind, _, target = text.partition(":")
+        return cls(kind="env" if kind == "env" else "file", target=target)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.target}"
+
+
+def resolve(ref: SecretRef, environ: Mapping[str, str], development: Mapping[str, str]) -> bytes:
+    """The secret's bytes; one made up for development stands in only where there is none."""
+    try:
+        return _checked(ref, _file_text(ref) if ref.kind == "file" else _env_text(ref, environ))
+    except SecretMissing:
+        if str(ref) not in development:
+            raise
+        return development[str(ref)].encode()
+
+
+def _env_text(ref: SecretRef, environ: Mapping[str, str]) -> str:
+    if ref.target not in environ:
+        raise SecretMissing(found=f"{ref}, which is not set", expected=SIGNING)
+    return environ[ref.target]
+
+
+def _file_text(ref: SecretRef) -> str:
+    try:
+        text = _file_bytes(ref).decode()
+    except UnicodeDecodeError:
+        # The exception quotes the file's bytes: it must not become our error's context.
+        text = None
+    if text is None:
+        raise SecretUnusable(found=f"{ref}, which is not UTF-8", expected="a secret in UTF-8")
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
+def _file_bytes(ref: SecretRef) -> bytes:
+    path = Path(ref.target).absolute()
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise SecretMissing(found=f"{ref}, but there is no {path}", expected=SIGNING) from None
+    except OSError as error:
+        reason = f"which cannot be read ({error.strerror})"
+        raise SecretUnusable(found=f"{ref}, {reason}", expected=SIGNING) from None
+    if len(content) > LARGEST_FILE_BYTES:
+        raise SecretUnusable(found=f"{ref}, over 64KiB", expected=SIGNING)
+    return content
+
+
+def _checked(ref: SecretRef, text: str) -> bytes:
+    """Refuse what no signature can match: emptiness, or what came along by accident."""
+    if not text.strip():
+        raise SecretMissing(found=f"{ref}, which is empty", expected=SIGNING)
+    for end, char in (("ends", text[-1]), ("begins", text[0])):
+        if char.isspace() or char == BYTE_ORDER_MARK:
+            found = f"{ref}, which {end} with {NAMES.get(char, repr(char))}"
+            raise SecretUnusable(found=found, expected="the secret without anything around it")
+    if any("\ud800" <= char <= "\udfff" for char in text):  # how os.environ holds other bytes
+        raise SecretUnusable(found=f"{ref}, which is not UTF-8", expected="a secret in UTF-8")
+    return text.encode()

@@ -1,0 +1,180 @@
+"""What the environment says: one setting per `GATEWAY_` variable."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gateway.development import read_up
+from gateway.errors import ConfigInvalid, Problem
+from gateway.problems import HIDDEN, Unexpected, one_of, refusals
+from gateway.quantities import Duration, Size, holding, lasting
+
+PREFIX: Final = "GATEWAY_"
+MIB: Final = 1024**2
+SECOND: Final = timedelta(seconds=1)
+HOUR: Final = timedelta(hours=1)
+
+
+def _schemes(*schemes: str) -> AfterValidator:
+    def check(url: SecretStr) -> SecretStr:
+        scheme, _, rest = url.get_secret_value().partition("://")
+        if scheme not in schemes or not rest:
+            allowed = " or ".join(f"{scheme}://..." for scheme in schemes)
+            raise Unexpected(found=HIDDEN, expected=f"a URL: {allowed}")
+        return url
+
+    return AfterValidator(check)
+
+
+class Settings(BaseSettings):
+    """The settings of every process; `load_settings` builds them from the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True
+    )
+
+    database_url: Annotated[SecretStr, _schemes("postgresql", "postgres")] | None = Field(
+        default=None,
+        description="The Postgres database that holds the ledger and your own tables.",
+    )
+    redis_url: Annotated[SecretStr, _schemes("redis", "rediss", "unix")] | None = Field(
+        default=None,
+        description="The Redis through which workers are woken.",
+    )
+    config: Path = Field(
+        default=Path("config/routes.yaml"),
+        description="The file with the routes.",
+    )
+    data_dir: Path = Field(
+        default=Path(".gateway"),
+        description="Where `gateway up` and the spool keep their files.",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        pattern=r"^[^\s/@]+$",
+        description="The address on which `gateway serve` listens.",
+    )
+    port: int = Field(
+        default=8000,
+        ge=0,
+        le=65_535,
+        description="The port on which `gateway serve` listens; 0 takes any free one.",
+    )
+    lease: Annotated[Duration, lasting(SECOND, HOUR)] = Field(
+        default=15 * SECOND,
+        description="How long a delivery stays with a worker that is not heard of any more.",
+    )
+    sweep: Annotated[Duration, lasting(SECOND / 10, HOUR)] = Field(
+        default=5 * SECOND,
+        description="How often workers look into Postgres for due deliveries and lost leases.",
+    )
+    grace: Annotated[Duration, lasting(timedelta(0), HOUR)] = Field(
+        default=30 * SECOND,
+        description="How long a process that is told to stop may finish what it has begun.",
+    )
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto",
+        description="How log lines look; `auto` is `console` on a terminal and `json` elsewhere.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="The least important log lines that are written.",
+    )
+    concurrency: int = Field(
+        default=16,
+        ge=1,
+        le=1000,
+        description="How many deliveries one worker runs at once.",
+    )
+    max_in_flight: int = Field(
+        default=512,
+        ge=1,
+        le=100_000,
+        description="How many webhook requests one `gateway serve` process takes at once.",
+    )
+    max_buffered: Annotated[Size, holding(MIB, 1024**2 * MIB)] = Field(
+        default=256 * MIB,
+        description="How many body bytes one `gateway serve` process holds at once.",
+    )
+    queue_depth: int = Field(
+        default=1000,
+        ge=1,
+        le=1_000_000,
+        description="How many arq jobs wait in Redis before the backlog stays in Postgres.",
+    )
+    engines: Literal["auto", "system", "wheels"] = Field(
+        default="auto",
+        description="Where `gateway up` takes Postgres and Redis from when no URL is set.",
+    )
+    dev_secrets: Path | None = Field(
+        default=None,
+        description="The file with made-up signing secrets; `gateway up` sets it for its children.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is passed in, so that a test's settings do not depend on who runs it."""
+        return (init_settings,)
+
+
+VARIABLES: Final[Mapping[str, str]] = {
+    PREFIX + name.upper(): name for name in Settings.model_fields
+}
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the environment. An empty variable counts as not set."""
+    given = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
+    problems = [_unknown(name) for name in sorted(given.keys() - VARIABLES.keys())]
+    values: dict[str, Any] = {VARIABLES[name]: given[name] for name in VARIABLES if name in given}
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems += _refused(error)
+    if problems:
+        # Raised out here: as the context of another exception, pydantic's would quote its input.
+        raise ConfigInvalid(problems)
+    return settings
+
+
+def discover(settings: Settings) -> Settings:
+    """Fill in what is not set from the `gateway up` that runs on the same data directory."""
+    up = read_up(settings.data_dir)
+    if up is None:
+        return settings
+    known = {
+        "database_url": SecretStr(up.database_url),
+        "redis_url": SecretStr(up.redis_url),
+        "dev_secrets": Path(up.dev_secrets) if up.dev_secrets else None,
+    }
+    missing = {name: value for name, value in known.items() if getattr(settings, name) is None}
+    return settings.model_copy(update=missing)
+
+
+def _unknown(name: str) -> Problem:
+    expected = one_of(VARIABLES, like=name)
+    return Problem(file="environment", key=name, found="an unknown variable", expected=expected)
+
+
+def _refused(error: ValidationError) -> list[Problem]:
+    return [
+        Problem(
+            file="environment",
+            key=PREFIX + str(refusal.location[0]).upper(),
+            found=refusal.found,
+            expected=refusal.expected,
+        )
+        for refusal in refusals(error)
+    ]

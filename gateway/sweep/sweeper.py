@@ -1,0 +1,99 @@
+"""One round every few seconds in every worker: reap, prune, report alive."""
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final
+from uuid import UUID, uuid4
+
+import structlog
+
+from gateway.ledger.connection import TROUBLE, Pool, describe
+from gateway.ledger.deliveries import reap
+from gateway.ledger.queries import QUERIES
+from gateway.ledger.retention import BATCH, Pruner
+
+REAP_LIMIT: Final = 200
+PRUNE_STEPS: Final = 10
+MISSED_ROUNDS: Final = 6
+"""Rounds without a sign after which a worker is no longer listed."""
+
+log = structlog.get_logger("gateway.sweep")
+
+
+class Sweeper:
+    """Keeps the ledger's promises when a process did not."""
+
+    def __init__(
+        self,
+        ledger: Pool,
+        *,
+        pruner: Pruner,
+        handlers: Sequence[tuple[str, str]],
+        every: timedelta,
+        on_reaped: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._pruner = pruner
+        self._handlers = [f"{route} {handler}" for route, handler in handlers]
+        self._every = every
+        self._on_reaped = on_reaped
+        self._worker_id: UUID = uuid4()
+
+    async def sweep_forever(self) -> None:
+        """Sweeps, a little out of step with the other workers."""
+        while True:
+            try:
+                await self.sweep()
+            except TROUBLE as error:
+                log.warning("sweep_failed", error=describe(error))
+            await asyncio.sleep(self._every.total_seconds() * random.uniform(0.8, 1.0))  # noqa: S311
+
+    async def sweep(self) -> None:
+        """One bounded round."""
+        await self._say_alive()
+        await self._reap()
+        await self._prune()
+
+    async def leave(self) -> None:
+        """Takes this worker off the list."""
+        try:
+            await asyncio.wait_for(self._ledger.execute(QUERIES["leave"], self._worker_id), 1)
+        except TROUBLE as error:
+            log.warning("leave_failed", error=describe(error))
+
+    async def _say_alive(self) -> None:
+        await self._ledger.execute(
+            QUERIES["alive"],
+            self._worker_id,
+            socket.gethostname(),
+            os.getpid(),
+            self._handlers,
+            self._every * MISSED_ROUNDS,
+        )
+
+    async def _reap(self) -> None:
+        reaped = await reap(self._ledger, REAP_LIMIT)
+        for row in reaped:
+            log.warning(
+                "lease_taken_back",
+                route=row["route"],
+                event_id=row["event_id"],
+                delivery_id=row["id"],
+                handler=row["handler"],
+                status=row["status"],
+            )
+        if reaped:
+            self._on_reaped()
+
+    async def _prune(self) -> None:
+        for _ in range(PRUNE_STEPS):
+            async with self._ledger.acquire() as connection:
+                pruned = await self._pruner.step(connection)
+            if pruned.keys or pruned.payloads or pruned.dead:
+                log.info("pruned", keys=pruned.keys, payloads=pruned.payloads, dead=pruned.dead)
+            if pruned.looked_at < BATCH:
+                return

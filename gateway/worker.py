@@ -1,0 +1,150 @@
+"""Puts a worker together from the settings: pools, runner, sweeper. Knows nothing of Redis."""
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Final
+
+import httpx
+import structlog
+
+from gateway.errors import StorageUnavailable
+from gateway.ledger.connection import Pool, connect, open_pool
+from gateway.ledger.migrate import check_version
+from gateway.ledger.retention import Pruner
+from gateway.registry import Registry
+from gateway.routes import Config
+from gateway.run.execution import Workbench
+from gateway.run.intake import Intake
+from gateway.run.runner import Runner
+from gateway.settings import Settings
+from gateway.sweep.sweeper import Sweeper
+
+LEASE_CONNECTIONS: Final = 2
+LEDGER_CONNECTIONS: Final = 4
+LEDGER_COMMAND_S: Final = 30.0
+
+log = structlog.get_logger("gateway.worker")
+
+
+class Worker:
+    """Processes deliveries until it is stopped. Hints make it faster; it needs none."""
+
+    def __init__(self, settings: Settings, config: Config, registry: Registry, url: str) -> None:
+        self._settings = settings
+        self._config = config
+        self._registry = registry
+        self._url = url
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pools: list[Pool] = []
+        self._http: httpx.AsyncClient | None = None
+        self._runner: Runner | None = None
+        self._sweeper: Sweeper | None = None
+
+    async def start(self) -> None:
+        """Checks the ledger once, then works; from then on it waits out a Postgres that is away."""
+        connection = await connect(self._url, name="gateway worker")
+        try:
+            await check_version(connection)
+        finally:
+            await connection.close()
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(30, connect=5))
+        self._runner, self._sweeper = await self._assemble(self._http)
+        self._tasks = [
+            asyncio.create_task(self._runner.take_forever(), name="take"),
+            asyncio.create_task(self._runner.beat_forever(), name="beat"),
+            asyncio.create_task(self._sweeper.sweep_forever(), name="sweep"),
+        ]
+        log.info("worker_started", handlers=len(self._handlers), slots=self._settings.concurrency)
+
+    def hint(self, delivery_ids: Iterable[int]) -> None:
+        """Says that these deliveries may be due."""
+        if self._runner is not None:
+            self._runner.hint(delivery_ids)
+
+    async def wait_failed(self) -> None:
+        """Returns only by raising: when a part of the worker ended on an unforeseen error."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+
+    async def stop(self) -> None:
+        """Takes nothing more, lets what runs finish within the grace time, hands the rest back."""
+        if self._runner is None or self._sweeper is None:
+            return
+        await self._runner.drain(self._settings.grace)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sweeper.leave()
+        for pool in self._pools:
+            await _close(pool)
+        if self._http is not None:
+            await self._http.aclose()
+        log.info("worker_stopped")
+
+    def hurry(self) -> None:
+        """Ends the grace time of a stop that is under way."""
+        if self._runner is not None:
+            self._runner.hurry()
+
+    @property
+    def _handlers(self) -> list[tuple[str, str]]:
+        return [(s.route, s.handler) for s in self._registry.subscriptions]
+
+    async def _assemble(self, http: httpx.AsyncClient) -> tuple[Runner, Sweeper]:
+        settings = self._settings
+        # A lease need not survive a crash: its token is the fence. Nothing else commits this way.
+        leases = await self._pool("leases", LEASE_CONNECTIONS, synchronous_commit="off")
+        ledger = await self._pool("ledger", LEDGER_CONNECTIONS)
+        work = await self._pool("handlers", settings.concurrency, command_timeout_s=None)
+        bench = Workbench(work=work, ledger=ledger, http=http, on_retry=self._expect)
+        intake = Intake(
+            leases, handlers=self._handlers, lease=settings.lease, scan_every=settings.sweep
+        )
+        runner = Runner(
+            subscriptions=self._registry.subscriptions,
+            leases=leases,
+            bench=bench,
+            intake=intake,
+            slots=settings.concurrency,
+            lease=settings.lease,
+        )
+        sweeper = Sweeper(
+            ledger,
+            pruner=Pruner({route.name: route.retention for route in self._config.routes}),
+            handlers=self._handlers,
+            every=settings.sweep,
+            on_reaped=runner.scan_now,
+        )
+        return runner, sweeper
+
+    async def _pool(
+        self,
+        name: str,
+        size: int,
+        command_timeout_s: float | None = LEDGER_COMMAND_S,
+        **server_settings: str,
+    ) -> Pool:
+        pool = await open_pool(
+            self._url,
+            name=f"gateway worker {name}",
+            size=size,
+            command_timeout_s=command_timeout_s,
+            **server_settings,
+        )
+        self._pools.append(pool)
+        return pool
+
+    def _expect(self, delay: timedelta) -> None:
+        """A delivery of ours falls due before the next sweep would see it."""
+        if self._runner is not None and delay < self._settings.sweep:
+            loop = asyncio.get_running_loop()
+            loop.call_later(delay.total_seconds(), self._runner.scan_now)
+
+
+async def _close(pool: Pool) -> None:
+    try:
+        await asyncio.wait_for(pool.close(), timeout=2)
+    except (TimeoutError, StorageUnavailable):
+        pool.terminate()

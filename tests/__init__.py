@@ -1,0 +1,1 @@
+"""The suite: unit (no I/O), integration (real engines), e2e (real processes)."""

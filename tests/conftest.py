@@ -1,0 +1,95 @@
+"""Real engines for the whole suite, a fresh database for each test."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from redis.asyncio import Redis as RedisClient
+
+from gateway.embedded import Postgres, Redis
+from gateway.ledger.migrate import migrate
+from tests.support.databases import EFFECTS, TEMPLATE, drop, on_database, run_sql
+from tests.support.ledger import Reader
+from tests.support.processes import Project
+
+
+@pytest.fixture(scope="session")
+def engine_dir() -> Iterator[Path]:
+    """A directory that the engines' account can reach."""
+    directory = Path(tempfile.mkdtemp(prefix="gateway-test-"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(engine_dir: Path) -> Iterator[Postgres]:
+    """A Postgres for everything that does not break it."""
+    engine = Postgres(engine_dir / "postgres", durable=False)
+    engine.start()
+    asyncio.run(_make_template(engine.url))
+    yield engine
+    engine.stop()
+
+
+async def _make_template(url: str) -> None:
+    await run_sql(url, f'create database "{TEMPLATE}"')
+    connection = await asyncpg.connect(on_database(url, TEMPLATE))
+    await migrate(connection, ())
+    await connection.execute(EFFECTS)
+    await connection.close()
+
+
+@pytest.fixture(scope="session")
+def redis(engine_dir: Path) -> Iterator[Redis]:
+    """A Redis for everything that does not break it."""
+    engine = Redis(engine_dir / "redis", durable=False)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+async def database_url(postgres: Postgres) -> AsyncIterator[str]:
+    """A database of this test's own: migrated, with the tables of an imaginary user."""
+    name = f"test_{uuid4().hex}"
+    await run_sql(postgres.url, f'create database "{name}" template "{TEMPLATE}"')
+    yield on_database(postgres.url, name)
+    await drop(postgres.url, name)
+
+
+@pytest.fixture
+async def empty_database_url(postgres: Postgres) -> AsyncIterator[str]:
+    """A database with nothing in it."""
+    name = f"test_{uuid4().hex}"
+    await run_sql(postgres.url, f'create database "{name}"')
+    yield on_database(postgres.url, name)
+    await drop(postgres.url, name)
+
+
+@pytest.fixture
+async def redis_url(redis: Redis) -> AsyncIterator[str]:
+    """An empty Redis."""
+    client = RedisClient.from_url(redis.url)
+    await client.flushall()
+    await client.aclose()
+    yield redis.url
+
+
+@pytest.fixture
+async def ledger(database_url: str) -> AsyncIterator[Reader]:
+    """For looking into this test's database."""
+    connection = await asyncpg.connect(database_url)
+    yield Reader(connection)
+    await connection.close()
+
+
+@pytest.fixture
+def project(tmp_path: Path, database_url: str, redis_url: str) -> Project:
+    """A user's own project, on this test's database, migrated."""
+    return Project(tmp_path, database_url, redis_url)

@@ -1,0 +1,237 @@
+"""Claims on a real Postgres: once per key, batched, and through trouble."""
+
+import asyncio
+from collections import Counter
+
+import asyncpg
+import pytest
+
+from gateway.errors import StorageUnavailable
+from gateway.ledger import claims as claims_module
+from gateway.ledger.claims import Claimed, Verdict
+from gateway.model import ReplayPolicy
+from tests.support.ledger import Reader, claim_all, claiming, make_claim
+
+
+def verdicts(answers: list[Claimed]) -> Counter[str]:
+    return Counter(answer.verdict.value for answer in answers)
+
+
+async def test_a_new_event_is_accepted_with_one_delivery_per_handler(
+    database_url: str, ledger: Reader
+) -> None:
+    [answer] = await claim_all(database_url, [make_claim("evt_1", handlers=["a", "b"])])
+    assert answer.verdict is Verdict.ACCEPTED
+    found = await ledger.rows("select id, handler, status from gateway.deliveries order by handler")
+    assert [(row["handler"], row["status"]) for row in found] == [
+        ("a", "pending"),
+        ("b", "pending"),
+    ]
+    assert sorted(answer.delivery_ids) == sorted(row["id"] for row in found)
+
+
+async def test_an_event_without_a_handler_is_kept_with_no_delivery(
+    database_url: str, ledger: Reader
+) -> None:
+    [answer] = await claim_all(database_url, [make_claim("evt_1", handlers=[])])
+    assert answer == Claimed(verdict=Verdict.ACCEPTED)
+    assert await ledger.value("select count(*) from gateway.processed_events") == 1
+
+
+async def test_a_hundred_racers_on_one_key_give_one_accepted_and_one_delivery(
+    database_url: str, ledger: Reader
+) -> None:
+    answers = await claim_all(database_url, [make_claim("evt_1") for _ in range(100)])
+    assert verdicts(answers) == {"accepted": 1, "duplicate": 99}
+    assert await ledger.statuses() == {"pending": 1}
+
+
+async def test_the_same_id_on_two_routes_is_two_events(database_url: str) -> None:
+    answers = await claim_all(
+        database_url, [make_claim("evt_1", route="one"), make_claim("evt_1", route="two")]
+    )
+    assert verdicts(answers) == {"accepted": 2}
+
+
+async def test_a_duplicate_with_another_body_is_a_conflict(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1", body=b"first")])
+    same, other = await claim_all(
+        database_url, [make_claim("evt_1", body=b"first"), make_claim("evt_1", body=b"other")]
+    )
+    assert (same.verdict, same.conflict) == (Verdict.DUPLICATE, False)
+    assert (other.verdict, other.conflict) == (Verdict.DUPLICATE, True)
+    assert await ledger.value("select body from gateway.processed_events") == b"first"
+
+
+async def test_a_conflict_within_one_batch_is_seen(database_url: str) -> None:
+    answers = await claim_all(
+        database_url, [make_claim("evt_1", body=b"first"), make_claim("evt_1", body=b"other")]
+    )
+    assert [a.verdict for a in answers] == [Verdict.ACCEPTED, Verdict.DUPLICATE]
+    assert answers[1].conflict
+
+
+async def test_many_claims_share_few_commits(database_url: str, ledger: Reader) -> None:
+    await claim_all(database_url, [make_claim() for _ in range(500)])
+    commits = await ledger.value("select count(distinct xmin::text) from gateway.processed_events")
+    assert commits < 50
+
+
+async def test_accepted_deliveries_are_announced_once(database_url: str) -> None:
+    announced: list[int] = []
+    async with claiming(database_url, announced) as claimer:
+        answers = await asyncio.gather(*(claimer.claim(make_claim("evt_1")) for _ in range(9)))
+    [accepted] = [a for a in answers if a.verdict is Verdict.ACCEPTED]
+    assert announced == list(accepted.delivery_ids)
+
+
+async def test_crossed_batches_of_two_processes_all_end_well(database_url: str) -> None:
+    ids = [f"evt_{n:03}" for n in range(200)]
+    async with claiming(database_url) as one, claiming(database_url) as two:
+        for _ in range(5):
+            answers = await asyncio.gather(
+                *(one.claim(make_claim(i)) for i in ids),
+                *(two.claim(make_claim(i)) for i in reversed(ids)),
+            )
+    assert {a.verdict for a in answers} == {Verdict.DUPLICATE}
+
+
+async def test_a_row_that_postgres_refuses_fails_alone(database_url: str) -> None:
+    good, bad = make_claim("evt_good"), make_claim("evt_nul\0")
+    async with claiming(database_url) as claimer:
+        answers = await asyncio.gather(
+            claimer.claim(good),
+            claimer.claim(bad),
+            claimer.claim(make_claim("evt_2")),
+            return_exceptions=True,
+        )
+    assert isinstance(answers[1], StorageUnavailable)
+    assert [a.verdict for a in answers if isinstance(a, Claimed)] == [Verdict.ACCEPTED] * 2
+
+
+async def test_a_batch_is_run_again_when_its_connection_is_cut(
+    database_url: str, ledger: Reader
+) -> None:
+    async with claiming(database_url) as claimer:
+        await claimer.claim(make_claim())
+        for _ in range(5):
+            await ledger.run(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'gateway claims' and datname = current_database()"
+            )
+            answers = await asyncio.gather(*(claimer.claim(make_claim()) for _ in range(20)))
+            assert verdicts(list(answers)) == {"accepted": 20}
+
+
+async def test_a_deadlock_reruns_the_batch(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert, failures = claims_module._insert, [asyncpg.DeadlockDetectedError("once")]
+
+    async def deadlocked(*args: object) -> object:
+        if failures:
+            raise failures.pop()
+        return await insert(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(claims_module, "_insert", deadlocked)
+    answers = await claim_all(database_url, [make_claim(), make_claim()])
+    assert verdicts(answers) == {"accepted": 2}
+    assert not failures
+
+
+async def test_a_claim_nobody_waits_for_any_more_is_withdrawn(
+    database_url: str, ledger: Reader
+) -> None:
+    async with claiming(database_url) as claimer, asyncio.TaskGroup() as group:
+        lock = group.create_task(_hold_ledger(database_url, 0.5))
+        await asyncio.sleep(0.1)
+        held = [group.create_task(claimer.claim(make_claim())) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await claimer.claim(make_claim("evt_withdrawn"))
+        await lock
+        await asyncio.gather(*held)
+    found = await ledger.rows(
+        "select 1 from gateway.processed_events where event_id = 'evt_withdrawn'"
+    )
+    assert found == []
+
+
+async def _hold_ledger(url: str, seconds: float) -> None:
+    connection = await asyncpg.connect(url)
+    async with connection.transaction():
+        await connection.execute("lock table gateway.processed_events in exclusive mode")
+        await asyncio.sleep(seconds)
+    await connection.close()
+
+
+async def test_the_same_bytes_under_a_fresh_id_are_refused(
+    database_url: str, ledger: Reader
+) -> None:
+    policy = ReplayPolicy.REFUSE
+    first = make_claim("guid-1", body=b"push", replay=policy)
+    again = make_claim("guid-2", body=b"push", replay=policy)
+    await claim_all(database_url, [first])
+    [answer] = await claim_all(database_url, [again])
+    assert (answer.verdict, answer.first_event_id) == (Verdict.REPLAYED, "guid-1")
+    [redelivered] = await claim_all(database_url, [first])
+    assert redelivered.verdict is Verdict.DUPLICATE
+    assert await ledger.statuses() == {"pending": 1}
+
+
+async def test_racing_fresh_ids_for_the_same_bytes_give_one_event(
+    database_url: str, ledger: Reader
+) -> None:
+    claims = [make_claim(f"guid-{n}", body=b"push", replay=ReplayPolicy.REFUSE) for n in range(50)]
+    async with claiming(database_url) as one, claiming(database_url) as two:
+        answers = await asyncio.gather(
+            *(one.claim(c) for c in claims[::2]), *(two.claim(c) for c in claims[1::2])
+        )
+    assert verdicts(list(answers)) == {"accepted": 1, "replayed": 49}
+    assert await ledger.statuses() == {"pending": 1}
+
+
+async def test_bytes_that_may_repeat_are_accepted_and_flagged(
+    database_url: str, ledger: Reader
+) -> None:
+    claims = [make_claim(f"guid-{n}", body=b"ping", replay=ReplayPolicy.FLAG) for n in range(4)]
+    answers = await claim_all(database_url, claims)
+    assert verdicts(answers) == {"accepted": 4}
+    flagged = await ledger.rows("select replay_of from gateway.processed_events order by event_id")
+    assert sum(row["replay_of"] is None for row in flagged) == 1
+
+
+async def test_the_policy_is_that_of_the_first_claim(database_url: str) -> None:
+    """The type is an unsigned header: calling a captured push a ping must not let it in."""
+    await claim_all(database_url, [make_claim("guid-1", body=b"push", replay=ReplayPolicy.REFUSE)])
+    [as_ping] = await claim_all(
+        database_url, [make_claim("guid-2", body=b"push", replay=ReplayPolicy.FLAG)]
+    )
+    assert as_ping.verdict is Verdict.REPLAYED
+    await claim_all(database_url, [make_claim("guid-3", body=b"ping", replay=ReplayPolicy.FLAG)])
+    [as_push] = await claim_all(
+        database_url, [make_claim("guid-4", body=b"ping", replay=ReplayPolicy.REFUSE)]
+    )
+    assert (as_push.verdict, as_push.first_event_id) == (Verdict.ACCEPTED, "guid-3")
+
+
+async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(
+    database_url: str,
+) -> None:
+    """Otherwise a captured body, sent early under an old id, would suppress the honest event."""
+    policy = ReplayPolicy.REFUSE
+    await claim_all(database_url, [make_claim("guid-1", body=b"one", replay=policy)])
+    [conflict] = await claim_all(database_url, [make_claim("guid-1", body=b"two", replay=policy)])
+    assert conflict.conflict
+    [honest] = await claim_all(database_url, [make_claim("guid-2", body=b"two", replay=policy)])
+    assert honest.verdict is Verdict.ACCEPTED
+
+
+async def test_a_stopped_claimer_refuses_instead_of_hanging(database_url: str) -> None:
+    async with claiming(database_url) as claimer:
+        pass
+    with pytest.raises(StorageUnavailable):
+        await claimer.claim(make_claim())

@@ -1,0 +1,586 @@
+"""Handlers on a real Postgres: each way to end, and what the ledger says of it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from gateway import Context, Defer, Event, Reject, Retry
+from gateway.model import Backoff, RetryPolicy
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.waiting import until
+from tests.support.workers import Function, count, subscribe, working
+
+SECOND = timedelta(seconds=1)
+
+
+async def run_one(
+    url: str, ledger: Reader, handler: Function, *, status: str, **options: Any
+) -> dict[str, Any]:
+    """Claims one event, runs the handler until the delivery has this status, returns the row."""
+    await claim_all(url, [make_claim("evt_1")])
+
+    async def reached() -> bool:
+        return (await ledger.delivery())["status"] == status
+
+    async with working(url, subscribe(handler, **options)):
+        await until(reached)
+    return await ledger.delivery()
+
+
+async def test_a_handlers_write_and_its_completion_are_one_commit(
+    database_url: str, ledger: Reader
+) -> None:
+    delivery = await run_one(database_url, ledger, count, status="done")
+    assert (delivery["attempts"], delivery["error"]) == (1, None)
+    assert delivery["finished_at"] is not None
+    effect = await ledger.value("select xmin::text from effects")
+    assert effect == await ledger.value("select xmin::text from gateway.deliveries")
+    assert effect == await ledger.value("select xmin::text from gateway.attempts")
+    assert await ledger.outcomes() == ["done"]
+
+
+async def test_a_handler_that_never_touches_the_database_is_done_too(
+    database_url: str, ledger: Reader
+) -> None:
+    seen: list[str] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        seen.append(event.id)
+
+    await run_one(database_url, ledger, handler, status="done")
+    assert seen == ["evt_1"]
+    assert await ledger.outcomes() == ["done"]
+
+
+async def test_a_handler_that_fails_twice_and_then_succeeds_has_one_effect(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        if ctx.attempt < 3:
+            raise ValueError(f"attempt {ctx.attempt}")
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert delivery["attempts"] == 3
+    assert delivery["error"] is None
+    assert await ledger.outcomes() == ["retry", "retry", "done"]
+    assert await ledger.effects() == 1
+
+
+async def test_a_handler_that_always_fails_is_dead_with_its_last_error(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        raise ValueError(f"attempt {ctx.attempt}")
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert (delivery["attempts"], delivery["error"]) == (3, "ValueError: attempt 3")
+    assert delivery["finished_at"] is not None
+    assert await ledger.outcomes() == ["retry", "retry", "dead"]
+    assert await ledger.effects() == 0
+    errors = await ledger.rows("select error from gateway.attempts order by number")
+    assert "attempt 1" in errors[0]["error"]
+    assert "test_run.py" in errors[0]["error"]
+
+
+async def test_a_rejected_delivery_is_dead_at_once(database_url: str, ledger: Reader) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        raise Reject("no such customer")
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert (delivery["attempts"], delivery["error"]) == (1, "REJECTED: no such customer")
+
+
+async def test_a_retry_comes_after_the_time_that_was_asked_for_and_burns_an_attempt(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise Retry("not yet", after=0.3)
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert delivery["attempts"] == 2
+    first, second = await ledger.rows("select * from gateway.attempts order by number")
+    assert second["started_at"] - first["finished_at"] >= timedelta(seconds=0.3)
+
+
+async def test_a_deferral_burns_no_attempt(database_url: str, ledger: Reader) -> None:
+    runs: list[int] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        if len(runs) <= 5:
+            raise Defer("busy", after=0.01)
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert runs == [1] * 6
+    assert delivery["attempts"] == 1
+    assert await ledger.outcomes() == ["deferred"] * 5 + ["done"]
+
+
+async def test_retry_after_of_a_busy_service_is_a_deferral(
+    database_url: str, ledger: Reader
+) -> None:
+    runs: list[int] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        if len(runs) < 3:
+            answer = httpx.Response(
+                503, headers={"retry-after": "0"}, request=httpx.Request("GET", "http://service")
+            )
+            answer.raise_for_status()
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert (delivery["attempts"], runs) == (1, [1, 1, 1])
+
+
+async def test_a_handler_over_its_timeout_is_stopped_and_retried(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        if ctx.attempt == 1:
+            await asyncio.Event().wait()
+
+    delivery = await run_one(
+        database_url, ledger, handler, status="done", timeout=timedelta(seconds=0.3)
+    )
+    assert delivery["attempts"] == 2
+    error = await ledger.value("select error from gateway.attempts where number = 1")
+    assert error.startswith("TIMEOUT: the handler ran longer than 0.3 s")
+    assert await ledger.effects() == 1
+
+
+async def test_a_handler_that_swallows_its_cancellation_cannot_write_any_more(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.run.execution.STOP_S", 0.1)
+    refused: list[Exception] = []
+    go_on = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        if ctx.attempt > 1:
+            return
+        await count(event, ctx)
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                continue
+        try:
+            await count(event, ctx)
+        except Exception as error:
+            refused.append(error)
+
+    await run_one(database_url, ledger, handler, status="done", timeout=timedelta(seconds=0.2))
+    go_on.set()
+    await until(lambda: refused)
+    assert "closed" in str(refused[0])
+    assert await ledger.effects() == 0
+
+
+async def test_a_stray_task_gets_an_error_and_not_another_deliverys_connection(
+    database_url: str, ledger: Reader
+) -> None:
+    strays: list[asyncio.Task[None]] = []
+    settled = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+
+        async def stray() -> None:
+            await settled.wait()
+            await count(event, ctx)
+
+        strays.append(asyncio.create_task(stray()))
+
+    await run_one(database_url, ledger, handler, status="done")
+    settled.set()
+    with pytest.raises(RuntimeError, match="ctx.db is closed"):
+        await strays[0]
+    assert await ledger.effects() == 1
+
+
+async def test_calls_from_several_tasks_take_turns(database_url: str, ledger: Reader) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await asyncio.gather(*(count(event, ctx) for _ in range(5)))
+
+    await run_one(database_url, ledger, handler, status="done")
+    assert await ledger.effects() == 5
+
+
+async def test_a_savepoint_undoes_only_what_is_inside(database_url: str, ledger: Reader) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        with pytest.raises(asyncpg.NotNullViolationError):
+            async with ctx.db.transaction():
+                await count(event, ctx)
+                await ctx.db.execute("insert into effects (event_id) values (null)")
+        async with ctx.db.transaction():
+            await count(event, ctx)
+
+    await run_one(database_url, ledger, handler, status="done")
+    assert await ledger.effects() == 2
+
+
+async def test_a_swallowed_database_error_is_not_taken_for_success(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await ctx.db.execute("select * from no_such_table")
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert "InFailedSQLTransactionError" in delivery["error"]
+    assert await ledger.effects() == 0
+
+
+async def test_a_handler_that_commits_by_itself_is_told_so(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await ctx.db.execute("select 1")
+        await ctx.db.execute("commit")
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert "ended its own transaction" in delivery["error"]
+
+
+async def test_sys_exit_in_a_handler_does_not_end_the_worker(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        raise SystemExit(3)
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert "sys.exit(3)" in delivery["error"]
+
+
+async def test_an_error_with_hostile_text_is_kept(database_url: str, ledger: Reader) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        raise Reject("nul \0 and surrogate \ud800 and " + "x" * 100_000)
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert delivery["error"].startswith("REJECTED: nul \\0 and surrogate \\ud800")
+    assert len(delivery["error"]) < 10_000
+
+
+async def test_deadlocks_and_serialization_failures_burn_no_attempt(
+    database_url: str, ledger: Reader
+) -> None:
+    runs: list[int] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        await count(event, ctx)
+        if len(runs) < 3:
+            code = "40P01" if len(runs) == 1 else "40001"
+            await ctx.db.execute(f"do $$ begin raise exception using errcode = '{code}'; end $$")
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert (runs, delivery["attempts"], delivery["losses"]) == ([1, 1, 1], 1, 0)
+    assert await ledger.outcomes() == ["lost", "lost", "done"]
+    assert await ledger.effects() == 1
+
+
+async def test_ten_losses_in_a_row_make_a_delivery_dead(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.run.execution.AFTER_LOSS", timedelta(milliseconds=10))
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await ctx.db.execute("do $$ begin raise exception using errcode = '40001'; end $$")
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert delivery["error"].startswith("WORKER_LOST: 10 runs in a row were lost")
+    assert delivery["attempts"] == 0
+    assert await ledger.outcomes() == ["lost"] * 10
+
+
+async def test_a_cut_connection_burns_no_attempt_and_leaves_one_effect(
+    database_url: str, ledger: Reader
+) -> None:
+    runs: list[int] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        await count(event, ctx)
+        if len(runs) < 4:
+            pid = await ctx.db.fetchval("select pg_backend_pid()")
+            await ledger.run("select pg_terminate_backend($1)", pid)
+
+    one = RetryPolicy(attempts=1, backoff=Backoff.FIXED, base=SECOND, cap=SECOND)
+    delivery = await run_one(database_url, ledger, handler, status="done", retry=one)
+    assert (runs, delivery["attempts"]) == ([1] * 4, 1)
+    assert await ledger.outcomes() == ["released"] * 3 + ["done"]
+    assert await ledger.effects() == 1
+
+
+async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COMMIT goes through, its answer gets lost: the run must not be repeated."""
+    from gateway.run.context import Database
+
+    complete = Database.complete
+    cut: list[bool] = []
+
+    async def complete_and_cut(self: Database, lease: Any) -> None:
+        await complete(self, lease)
+        if not cut:
+            cut.append(True)
+            self._connection.terminate()
+            raise asyncpg.ConnectionDoesNotExistError("cut between COMMIT and its answer")
+
+    monkeypatch.setattr(Database, "complete", complete_and_cut)
+    await run_one(database_url, ledger, count, status="done")
+    assert cut
+    assert await ledger.outcomes() == ["done"]
+    assert await ledger.effects() == 1
+
+
+async def test_a_long_handler_keeps_its_lease(database_url: str, ledger: Reader) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        await asyncio.sleep(2.5)
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    subscription = subscribe(handler)
+    async with (
+        working(database_url, subscription, lease=SECOND),
+        working(database_url, subscription, lease=SECOND),
+    ):
+        await until(lambda: _is_done(ledger))
+    assert await ledger.outcomes() == ["done"]
+    assert await ledger.effects() == 1
+
+
+async def _is_done(ledger: Reader) -> bool:
+    return (await ledger.delivery())["status"] == "done"
+
+
+async def test_a_run_whose_lease_was_taken_over_leaves_no_trace(
+    database_url: str, ledger: Reader
+) -> None:
+    runs: list[str] = []
+    first_may_end = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append("run")
+        await count(event, ctx)
+        if len(runs) == 1:
+            await _expire_and_take(ledger)
+            await first_may_end.wait()
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), lease=60 * SECOND):
+        await until(lambda: _is_done(ledger))
+        first_may_end.set()
+        await until(lambda: len(runs) == 2)
+    assert await ledger.outcomes() == ["lost", "done"]
+    assert await ledger.effects() == 1
+
+
+async def _expire_and_take(ledger: Reader) -> None:
+    """As if the worker had been stopped for longer than its lease."""
+    await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
+
+
+async def test_a_heartbeat_that_finds_the_lease_lost_cancels_the_handler(
+    database_url: str, ledger: Reader
+) -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        if cancelled.is_set():
+            return
+        await ledger.run("update gateway.deliveries set lease_token = gen_random_uuid()")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), lease=SECOND):
+        await asyncio.wait_for(cancelled.wait(), 10)
+        await until(lambda: _is_done(ledger))
+
+
+async def test_a_shutdown_finishes_what_runs_within_the_grace_time(
+    database_url: str, ledger: Reader
+) -> None:
+    started = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        started.set()
+        await asyncio.sleep(0.3)
+        await count(event, ctx)
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler)):
+        await started.wait()
+    assert await ledger.outcomes() == ["done"]
+    assert await ledger.effects() == 1
+
+
+async def test_a_shutdown_hands_back_what_does_not_finish_and_burns_no_attempt(
+    database_url: str, ledger: Reader
+) -> None:
+    started = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        started.set()
+        await asyncio.Event().wait()
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), grace=timedelta(seconds=0.1)):
+        await started.wait()
+    delivery = await ledger.delivery()
+    assert (delivery["status"], delivery["attempts"], delivery["losses"]) == ("pending", 0, 0)
+    assert await ledger.outcomes() == ["released"]
+    async with working(database_url, subscribe(count)):
+        await until(lambda: _is_done(ledger))
+    assert await ledger.effects() == 1
+
+
+async def test_a_second_signal_ends_the_grace_time(database_url: str, ledger: Reader) -> None:
+    started = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), grace=timedelta(hours=1)) as worker:
+        await started.wait()
+        stopping = asyncio.create_task(worker.stop())
+        await asyncio.sleep(0.05)
+        worker.hurry()
+        await asyncio.wait_for(stopping, 10)
+        assert await ledger.statuses() == {"pending": 1}
+
+
+async def test_a_worker_leases_only_handlers_that_it_has(database_url: str, ledger: Reader) -> None:
+    await claim_all(database_url, [make_claim("evt_1", handlers=["handlers.count", "gone"])])
+    async with working(database_url, subscribe(count)):
+        await until(lambda: ledger.effects())
+        await asyncio.sleep(0.5)
+    found = await ledger.rows("select handler, status from gateway.deliveries order by handler")
+    assert found == [
+        {"handler": "gone", "status": "pending"},
+        {"handler": "handlers.count", "status": "done"},
+    ]
+
+
+async def test_no_more_deliveries_run_at_once_than_there_are_slots(
+    database_url: str, ledger: Reader
+) -> None:
+    running, most = 0, 0
+
+    async def handler(event: Event, ctx: Context) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    await claim_all(database_url, [make_claim() for _ in range(40)])
+    async with working(database_url, subscribe(handler), concurrency=4):
+        await until(lambda: _all_done(ledger, 40))
+    assert most == 4
+
+
+async def _all_done(ledger: Reader, n: int) -> bool:
+    return await ledger.statuses() == {"done": n}
+
+
+async def test_old_work_is_not_overtaken_by_new(database_url: str, ledger: Reader) -> None:
+    """A backlog older than the hints: everything is taken oldest first."""
+    order: list[str] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        order.append(event.id)
+
+    old = [make_claim(f"old_{n:03}") for n in range(50)]
+    await claim_all(database_url, old)
+    await ledger.run("update gateway.deliveries set due_at = now() - interval '1 hour'")
+    new = await claim_all(database_url, [make_claim(f"new_{n:03}") for n in range(50)])
+    async with working(database_url, subscribe(handler), concurrency=2) as worker:
+        worker.hint([i for answer in new for i in answer.delivery_ids])
+        await until(lambda: len(order) == 100)
+    assert all(event_id.startswith("old") for event_id in order[:50])
+
+
+async def test_a_hint_starts_work_without_waiting_for_the_sweep(
+    database_url: str, ledger: Reader
+) -> None:
+    async with working(database_url, subscribe(count), sweep=timedelta(minutes=30)) as worker:
+        await asyncio.sleep(0.3)
+        [answer] = await claim_all(database_url, [make_claim("evt_1")])
+        worker.hint(answer.delivery_ids)
+        await until(lambda: _is_done(ledger), within_s=5)
+
+
+async def test_a_hint_for_what_is_done_or_unknown_does_nothing(
+    database_url: str, ledger: Reader
+) -> None:
+    [answer] = await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(count)) as worker:
+        await until(lambda: _is_done(ledger))
+        worker.hint([*answer.delivery_ids, 10**12])
+        await asyncio.sleep(0.3)
+    assert await ledger.effects() == 1
+
+
+async def test_two_handlers_of_one_event_stand_and_fall_apart(
+    database_url: str, ledger: Reader
+) -> None:
+    async def fails(event: Event, ctx: Context) -> None:
+        raise Reject("no")
+
+    await claim_all(database_url, [make_claim("evt_1", handlers=["good", "bad"])])
+    async with working(database_url, subscribe(count, name="good"), subscribe(fails, name="bad")):
+        await until(lambda: _both_ended(ledger))
+    assert await ledger.statuses() == {"done": 1, "dead": 1}
+
+
+async def _both_ended(ledger: Reader) -> bool:
+    return set(await ledger.statuses()) == {"done", "dead"}
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 7])
+def test_backoff_grows_and_is_capped_and_jittered(attempt: int) -> None:
+    from gateway.run.policy import backoff
+
+    policy = RetryPolicy(attempts=9, base=SECOND, cap=20 * SECOND)
+    full = min(2 ** (attempt - 1), 20)
+    waits = [backoff(policy, attempt).total_seconds() for _ in range(200)]
+    assert full / 2 <= min(waits) < max(waits) <= full
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("120", timedelta(seconds=120)),
+        ("Mon, 16 Nov 2026 03:00:30 GMT", timedelta(seconds=30)),
+        ("Mon, 16 Nov 2026 02:00:00 GMT", timedelta()),
+        ("99999999999999999999", timedelta(seconds=999_999_999)),
+        ("soon", None),
+        ("", None),
+        ("-5", None),
+        (None, None),
+    ],
+)
+def test_retry_after_is_read_in_both_forms(header: str | None, expected: timedelta | None) -> None:
+    from gateway.run.policy import retry_after
+
+    assert retry_after(header, datetime(2026, 11, 16, 3, 0, tzinfo=UTC)) == expected

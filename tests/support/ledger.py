@@ -1,0 +1,103 @@
+"""Claims and reads as tests need them."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import orjson
+
+from gateway.ledger.claims import Claim, Claimed, Claimer
+from gateway.model import Envelope, ReplayPolicy
+
+
+def make_claim(
+    event_id: str | None = None,
+    *,
+    route: str = "stripe",
+    type: str = "invoice.paid",
+    handlers: Sequence[str] = ("handlers.count",),
+    body: bytes | None = None,
+    replay: ReplayPolicy | None = None,
+    received_at: datetime | None = None,
+    occurred_at: datetime | None = None,
+) -> Claim:
+    """A claim as the endpoint would make it."""
+    event_id = event_id or f"evt_{uuid4().hex}"
+    body = body if body is not None else orjson.dumps({"id": event_id, "type": type})
+    return Claim(
+        route=route,
+        provider="stripe",
+        envelope=Envelope(id=event_id, type=type, occurred_at=occurred_at),
+        received_at=received_at or datetime.now(UTC),
+        digest=hashlib.sha256(body).digest(),
+        headers="{}",
+        body=body,
+        replay=replay,
+        handlers=tuple(handlers),
+    )
+
+
+@asynccontextmanager
+async def claiming(url: str, accepted: list[int] | None = None) -> AsyncIterator[Claimer]:
+    """A running claimer."""
+    sink = accepted if accepted is not None else []
+    claimer = Claimer(url, on_accepted=sink.extend)
+    await claimer.start()
+    try:
+        yield claimer
+    finally:
+        await claimer.stop()
+
+
+async def claim_all(url: str, claims: Sequence[Claim]) -> list[Claimed]:
+    """Claims them at once and returns the answers in order."""
+    async with claiming(url) as claimer:
+        return await asyncio.gather(*map(claimer.claim, claims))
+
+
+class Reader:
+    """A connection for looking, and for arranging what cannot be waited for."""
+
+    def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        self._connection = connection
+
+    async def value(self, query: str, *args: Any) -> Any:
+        return await self._connection.fetchval(query, *args)
+
+    async def rows(self, query: str, *args: Any) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self._connection.fetch(query, *args)]
+
+    async def row(self, query: str, *args: Any) -> dict[str, Any]:
+        found = await self.rows(query, *args)
+        assert len(found) == 1, found
+        return found[0]
+
+    async def run(self, query: str, *args: Any) -> None:
+        await self._connection.execute(query, *args)
+
+    async def statuses(self) -> dict[str, int]:
+        """How many deliveries are in which state."""
+        found = await self.rows(
+            "select status, count(*) as n from gateway.deliveries group by status"
+        )
+        return {row["status"]: row["n"] for row in found}
+
+    async def delivery(self, delivery_id: int | None = None) -> dict[str, Any]:
+        """The only delivery, or this one."""
+        return await self.row(
+            "select * from gateway.deliveries where $1::bigint is null or id = $1", delivery_id
+        )
+
+    async def outcomes(self) -> list[str]:
+        """The outcomes of all attempts, in order."""
+        found = await self.rows("select outcome from gateway.attempts order by delivery_id, number")
+        return [row["outcome"] for row in found]
+
+    async def effects(self) -> int:
+        count: int = await self.value("select count(*) from effects")
+        return count

@@ -1,0 +1,106 @@
+"""A worker in this process, with handlers given as functions."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from gateway import Context, Event
+from gateway.model import Backoff, Retention, RetryPolicy
+from gateway.providers import PROVIDERS
+from gateway.registry import Registry, Subscription
+from gateway.routes import Config, Route
+from gateway.settings import Settings
+from gateway.worker import Worker
+
+Function = Callable[[Event, Context], Awaitable[None]]
+
+QUICK = RetryPolicy(
+    attempts=3,
+    backoff=Backoff.FIXED,
+    base=timedelta(milliseconds=20),
+    cap=timedelta(milliseconds=20),
+)
+DAY = timedelta(days=1)
+
+
+def subscribe(
+    function: Function,
+    *,
+    name: str = "handlers.count",
+    route: str = "stripe",
+    timeout: timedelta = timedelta(seconds=20),
+    retry: RetryPolicy = QUICK,
+) -> Subscription:
+    """A handler that takes everything of its route."""
+    return Subscription(
+        route=route, handler=name, types=("*",), function=function, timeout=timeout, retry=retry
+    )
+
+
+def make_settings(url: str, **changes: Any) -> Settings:
+    """Settings whose times are short enough for a test."""
+    values: dict[str, Any] = {
+        "database_url": SecretStr(url),
+        "lease": timedelta(seconds=2),
+        "sweep": timedelta(milliseconds=200),
+        "grace": timedelta(seconds=5),
+    }
+    return Settings(**(values | changes))
+
+
+def make_route(name: str = "stripe", **changes: Any) -> Route:
+    """A route with defaults."""
+    values: dict[str, Any] = {
+        "name": name,
+        "provider": PROVIDERS["stripe"],
+        "path": f"/webhooks/{name}",
+        "secrets": (),
+        "tolerance": timedelta(minutes=5),
+        "handlers": (),
+        "max_body": 1024 * 1024,
+        "ack_within": timedelta(seconds=3),
+        "receive_within": timedelta(seconds=10),
+        "types": None,
+        "livemode": None,
+        "replay": "refuse",
+        "retention": Retention(key=35 * DAY, payload=14 * DAY, dead=90 * DAY),
+        "line": 1,
+    }
+    return Route(**(values | changes))
+
+
+def make_config(*routes: Route) -> Config:
+    """A configuration of these routes."""
+    return Config(
+        file=Path("routes.yaml"),
+        schema=(),
+        timeout=timedelta(seconds=20),
+        retry=QUICK,
+        routes=routes or (make_route(),),
+    )
+
+
+@asynccontextmanager
+async def working(
+    url: str, *subscriptions: Subscription, config: Config | None = None, **settings: Any
+) -> AsyncIterator[Worker]:
+    """A running worker. It has no queue: it finds its work in the ledger."""
+    worker = Worker(
+        make_settings(url, **settings), config or make_config(), Registry(subscriptions), url
+    )
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+async def count(event: Event, ctx: Context) -> None:
+    """A handler without any idempotency of its own: a second application shows."""
+    await ctx.db.execute(
+        "insert into effects (event_id, handler) values ($1, $2)", event.id, "count"
+    )
