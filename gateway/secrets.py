@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from gateway.errors import GatewayError
-from gateway.problems import Unexpected
+from gateway.notation.problems import Unexpected
 
 LARGEST_FILE_BYTES: Final = 64 * 1024
 BYTE_ORDER_MARK: Final = "\ufeff"

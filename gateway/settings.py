@@ -11,8 +11,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.development import read_up
 from gateway.errors import ConfigInvalid, Problem
-from gateway.problems import HIDDEN, Unexpected, one_of, refusals
-from gateway.quantities import Duration, Size, holding, lasting
+from gateway.notation.problems import HIDDEN, Unexpected, one_of, refusals
+from gateway.notation.quantities import Duration, Size, holding, lasting
 
 PREFIX: Final = "GATEWAY_"
 MIB: Final = 1024**2

@@ -170,7 +170,8 @@ class _Up:
             )
         finally:
             clear_up(self._settings.data_dir)
-            self._stop()
+            if not self._stopping.is_set():
+                self._stop()
             await asyncio.gather(*watchers)
 
     async def _migrate(self) -> None:

@@ -9,7 +9,7 @@ import httpx
 import structlog
 
 from gateway.errors import StorageUnavailable
-from gateway.ledger.connection import Pool, connect, open_pool
+from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
 from gateway.ledger.migrate import check_version
 from gateway.ledger.retention import Pruner
 from gateway.registry import Registry
@@ -46,10 +46,11 @@ class Worker:
         connection = await connect(self._url, name="gateway worker")
         try:
             await check_version(connection)
+            search_path = await users_search_path(connection)
         finally:
             await connection.close()
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(30, connect=5))
-        self._runner, self._sweeper = await self._assemble(self._http)
+        self._runner, self._sweeper = await self._assemble(self._http, search_path)
         self._tasks = [
             asyncio.create_task(self._runner.take_forever(), name="take"),
             asyncio.create_task(self._runner.beat_forever(), name="beat"),
@@ -92,12 +93,14 @@ class Worker:
     def _handlers(self) -> list[tuple[str, str]]:
         return [(s.route, s.handler) for s in self._registry.subscriptions]
 
-    async def _assemble(self, http: httpx.AsyncClient) -> tuple[Runner, Sweeper]:
+    async def _assemble(self, http: httpx.AsyncClient, search_path: str) -> tuple[Runner, Sweeper]:
         settings = self._settings
         # A lease need not survive a crash: its token is the fence. Nothing else commits this way.
         leases = await self._pool("leases", LEASE_CONNECTIONS, synchronous_commit="off")
         ledger = await self._pool("ledger", LEDGER_CONNECTIONS)
-        work = await self._pool("handlers", settings.concurrency, command_timeout_s=None)
+        work = await self._pool(
+            "handlers", settings.concurrency, command_timeout_s=None, search_path=search_path
+        )
         bench = Workbench(work=work, ledger=ledger, http=http, on_retry=self._expect)
         intake = Intake(
             leases, handlers=self._handlers, lease=settings.lease, scan_every=settings.sweep

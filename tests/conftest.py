@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis as RedisClient
 
 from gateway.embedded import Postgres, Redis
-from gateway.ledger.migrate import migrate
+from gateway.ledger.migrate import SchemaFile, migrate
 from tests.support.databases import EFFECTS, TEMPLATE, drop, on_database, run_sql
 from tests.support.ledger import Reader
 from tests.support.processes import Project
@@ -40,8 +40,7 @@ def postgres(engine_dir: Path) -> Iterator[Postgres]:
 async def _make_template(url: str) -> None:
     await run_sql(url, f'create database "{TEMPLATE}"')
     connection = await asyncpg.connect(on_database(url, TEMPLATE))
-    await migrate(connection, ())
-    await connection.execute(EFFECTS)
+    await migrate(connection, [SchemaFile(path=Path("effects.sql"), sql=EFFECTS)])
     await connection.close()
 
 
@@ -73,12 +72,12 @@ async def empty_database_url(postgres: Postgres) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def redis_url(redis: Redis) -> AsyncIterator[str]:
+async def redis_url(redis: Redis) -> str:
     """An empty Redis."""
     client = RedisClient.from_url(redis.url)
     await client.flushall()
     await client.aclose()
-    yield redis.url
+    return redis.url
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.quantities import format_duration, parse_duration
+from gateway.notation.quantities import format_duration, parse_duration
 
 PIPE_WIDTH: Final = 240
 """Where nobody's terminal says how wide it is, a row stays on one line."""

@@ -9,8 +9,8 @@ from gateway.cli.output import console, print_json, print_rows
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate as apply_migrations
 from gateway.ledger.migrate import read_schema
+from gateway.notation.quantities import format_duration
 from gateway.project import database_url, load_project
-from gateway.quantities import format_duration
 from gateway.registry import Registry
 from gateway.routes import Config, json_schema, load_config
 from gateway.settings import discover, load_settings

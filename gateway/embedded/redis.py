@@ -55,6 +55,7 @@ class Redis(Engine):
         return [str(self._binaries.server), *settings]
 
     def _prepare(self) -> None:
+        # Whoever still answered there would be taken for the one that is about to start.
         self._socket.unlink(missing_ok=True)
 
     def _ready(self) -> bool:

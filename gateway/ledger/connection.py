@@ -69,6 +69,17 @@ async def open_pool(
     )
 
 
+async def users_search_path(connection: Connection) -> str:
+    """Where the user's own tables are looked for: never in the gateway's schema.
+
+    By default Postgres looks first into a schema with the name of the role, and a role named
+    "gateway" is an obvious choice.
+    """
+    schemas: list[str] = await connection.fetchval("select current_schemas(false)::text[]")
+    theirs = [schema for schema in schemas if schema != "gateway"] or ["public"]
+    return ", ".join('"' + schema.replace('"', '""') + '"' for schema in theirs)
+
+
 def describe(error: BaseException) -> str:
     """The error in one line, with its class where the text alone says nothing."""
     text = " ".join(str(error).split())

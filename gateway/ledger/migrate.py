@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from gateway.errors import CommandFailed, SchemaMismatch
-from gateway.ledger.connection import Connection, describe
+from gateway.ledger.connection import Connection, describe, users_search_path
 
 LOCK: Final = 0x67617465776179
 """The advisory lock that lets one process at a time migrate: "gateway" in ASCII."""
@@ -101,6 +101,8 @@ async def _apply(connection: Connection, migrations: Sequence[Migration]) -> tup
 async def _apply_schema(connection: Connection, file: SchemaFile) -> None:
     try:
         async with connection.transaction():
+            path = await users_search_path(connection)
+            await connection.execute("select set_config('search_path', $1, true)", path)
             await connection.execute(file.sql, timeout=3600)
     except asyncpg.PostgresError as error:
         line = _line(file.sql, getattr(error, "position", None))

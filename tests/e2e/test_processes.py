@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -185,26 +186,15 @@ async def test_a_stopped_worker_comes_back_from_the_dead_and_applies_nothing_twi
 
 
 async def test_the_plain_arq_command_runs_the_worker_too(project: Project, ledger: Reader) -> None:
-    import subprocess
-    import sys
-
-    with project.serve() as serving:
+    command = [sys.executable, "-m", "arq", "gateway.queue.WorkerSettings"]
+    with project.serve() as serving, project.started(command) as arq:
         await serving.ready()
-        arq = subprocess.Popen(
-            [sys.executable, "-m", "arq", "gateway.queue.WorkerSettings"],
-            cwd=project.directory,
-            env=project.environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            await serving.post(*stripe_request("evt_1"))
-            await until(lambda: done(ledger, 1))
-            await serving.post(*github_request("guid-1"), path="/webhooks/github")
-            await until(lambda: done(ledger, 2))
-        finally:
-            arq.terminate()
-            assert arq.wait(20) == 0
+        await serving.post(*stripe_request("evt_1"))
+        await until(lambda: done(ledger, 1))
+        await serving.post(*github_request("guid-1"), path="/webhooks/github")
+        await until(lambda: done(ledger, 2))
+        arq.process.terminate()
+        assert arq.process.wait(20) == 0
     assert await ledger.effects() == 2
 
 

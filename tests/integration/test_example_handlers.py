@@ -1,6 +1,7 @@
-"""The example handlers on a real ledger: any order and number of runs ends alike."""
+"""What people copy, on a real ledger: handlers that end alike however they run, and docs' SQL."""
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -416,3 +417,20 @@ def test_every_example_handler_is_registered_under_its_name(registry: Registry) 
         "handlers.repos.follow_pull_request",
         "handlers.repos.follow_issue",
     ]
+
+
+def _queries() -> list[str]:
+    text = (PROJECT / "docs" / "ledger.md").read_text(encoding="utf-8")
+    return re.findall(r"^```sql\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("query", _queries(), ids=range(1, len(_queries()) + 1))
+async def test_sql_of_the_docs_runs(
+    shop: Shop, shop_ledger: Reader, registry: Registry, query: str
+) -> None:
+    await shop.run([_stripe("invoice.paid", AT, id="in_1"), _push(AT, "a" * 40)])
+    await shop_ledger.rows(query)
+
+
+def test_there_is_sql_to_run() -> None:
+    assert len(_queries()) >= 9

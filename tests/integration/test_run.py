@@ -1,6 +1,7 @@
 """Handlers on a real Postgres: each way to end, and what the ledger says of it."""
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,7 +25,7 @@ async def run_one(
     await claim_all(url, [make_claim("evt_1")])
 
     async def reached() -> bool:
-        return (await ledger.delivery())["status"] == status
+        return bool((await ledger.delivery())["status"] == status)
 
     async with working(url, subscribe(handler, **options)):
         await until(reached)
@@ -202,7 +203,7 @@ async def test_a_stray_task_gets_an_error_and_not_another_deliverys_connection(
 
     await run_one(database_url, ledger, handler, status="done")
     settled.set()
-    with pytest.raises(RuntimeError, match="ctx.db is closed"):
+    with pytest.raises(RuntimeError, match=r"ctx\.db is closed"):
         await strays[0]
     assert await ledger.effects() == 1
 
@@ -218,7 +219,7 @@ async def test_calls_from_several_tasks_take_turns(database_url: str, ledger: Re
 async def test_a_savepoint_undoes_only_what_is_inside(database_url: str, ledger: Reader) -> None:
     async def handler(event: Event, ctx: Context) -> None:
         await count(event, ctx)
-        with pytest.raises(asyncpg.NotNullViolationError):
+        with suppress(asyncpg.NotNullViolationError):
             async with ctx.db.transaction():
                 await count(event, ctx)
                 await ctx.db.execute("insert into effects (event_id) values (null)")
@@ -363,7 +364,7 @@ async def test_a_long_handler_keeps_its_lease(database_url: str, ledger: Reader)
 
 
 async def _is_done(ledger: Reader) -> bool:
-    return (await ledger.delivery())["status"] == "done"
+    return bool((await ledger.delivery())["status"] == "done")
 
 
 async def test_a_run_whose_lease_was_taken_over_leaves_no_trace(
@@ -479,6 +480,17 @@ async def test_a_worker_leases_only_handlers_that_it_has(database_url: str, ledg
         {"handler": "gone", "status": "pending"},
         {"handler": "handlers.count", "status": "done"},
     ]
+
+
+async def test_ctx_db_does_not_look_into_the_gateways_schema(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        found = await ctx.db.fetchval("select to_regclass('deliveries')::text")
+        await ctx.db.execute("insert into effects (event_id, handler) values ($1, '')", str(found))
+
+    await run_one(database_url, ledger, handler, status="done")
+    assert await ledger.value("select event_id from effects") == "None"
 
 
 async def test_no_more_deliveries_run_at_once_than_there_are_slots(

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,10 +108,17 @@ class Project:
     @contextmanager
     def process(self, *arguments: str, **environ: str) -> Iterator["Running"]:
         """Starts a command that stays, and ends it."""
-        log = self.directory / f"{arguments[0]}-{len(list(self.directory.glob('*.log')))}.log"
+        command = [sys.executable, "-m", "gateway", *arguments]
+        with self.started(command, **environ) as running:
+            yield running
+
+    @contextmanager
+    def started(self, command: Sequence[str], **environ: str) -> Iterator["Running"]:
+        """Starts any program in the project's directory, and ends it."""
+        log = self.directory / f"{len(list(self.directory.glob('*.log')))}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", *arguments],
+                command,
                 cwd=self.directory,
                 env={**self.environ, **environ},
                 stdout=sink,
@@ -197,7 +204,7 @@ class Serving:
             return await client.post(self.url + path, content=body, headers=dict(headers))
 
     async def post_all(
-        self, requests: list[tuple[bytes, Mapping[str, str]]], *, path: str = "/webhooks/stripe"
+        self, requests: Sequence[tuple[bytes, Mapping[str, str]]], *, path: str = "/webhooks/stripe"
     ) -> list[httpx.Response]:
         """Many requests at once."""
         limits = httpx.Limits(max_connections=100)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gateway import handler_modules
-from gateway.decorator import spec_of
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Backoff, Event, RetryPolicy
-from gateway.registry import REMEMBERED_TYPES, Registry, Subscription, handler, load_registry
+from gateway.registry import Registry, Subscription, handler, load_registry
+from gateway.registry import modules as handler_modules
+from gateway.registry.decorator import spec_of
+from gateway.registry.registry import REMEMBERED_TYPES
 from gateway.routes import Config, load_config
 
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
@@ -542,10 +543,10 @@ def test_a_wrapped_handler_is_told_by_the_line_of_its_own_def(project: Project) 
 def test_a_failure_is_told_by_the_line_of_the_user_not_by_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = Path(handler_modules.__file__).parents[1]
+    root = Path(handler_modules.__file__).parents[2]
     monkeypatch.chdir(root)
     assert handler_modules._is_theirs(root / "handlers" / "billing.py")
-    assert not handler_modules._is_theirs(root / "gateway" / "decorator.py")
+    assert not handler_modules._is_theirs(root / "gateway" / "registry" / "decorator.py")
     assert not handler_modules._is_theirs(root / ".venv/lib/site-packages/stripe/__init__.py")
     assert not handler_modules._is_theirs(Path("/usr/lib/python3/json/decoder.py"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.problems import Unexpected
+from gateway.notation.problems import Unexpected
 from gateway.secrets import Secret, SecretMissing, SecretRef, SecretUnusable, resolve
 
 SECRET = "whsec_do_not_print_me"

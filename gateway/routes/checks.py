@@ -7,9 +7,8 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema
 
 from gateway.model import ReplayPolicy
-from gateway.problems import Unexpected, describe, one_of
-from gateway.providers import PROVIDERS, Provider
-from gateway.quantities import (
+from gateway.notation.problems import Unexpected, describe, one_of
+from gateway.notation.quantities import (
     LONGEST,
     MILLISECOND,
     Duration,
@@ -18,6 +17,7 @@ from gateway.quantities import (
     holding,
     lasting,
 )
+from gateway.providers import PROVIDERS, Provider
 from gateway.secrets import REFERENCE_PATTERN, SecretRef
 
 DAY: Final = timedelta(days=1)

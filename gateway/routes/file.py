@@ -9,10 +9,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from gateway.model import Backoff, RetryPolicy
-from gateway.problems import Location
+from gateway.notation.problems import Location
+from gateway.notation.quantities import Duration, format_duration
 from gateway.providers import PROVIDERS
-from gateway.quantities import Duration, format_duration
-from gateway.route_checks import (
+from gateway.routes.checks import (
     NAME_PATTERN,
     Attempts,
     BodySize,

@@ -1,4 +1,4 @@
-"""Routes: which URL belongs to which provider, with what secrets, handlers and policy."""
+"""Reads and checks a routes.yaml, and the secrets that it refers to."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,20 +11,17 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Envelope, ReplayPolicy, Retention, RetryPolicy
-from gateway.problems import SHAPES, Location, Refusal, describe, one_of, refusals
+from gateway.notation.problems import SHAPES, Location, Refusal, describe, one_of, refusals
+from gateway.notation.yaml_source import Document, Lines, key_path, read_document
 from gateway.providers import PROVIDERS, Provider
-from gateway.route_checks import default_key_retention
-from gateway.routes_file import (
+from gateway.routes.checks import default_key_retention
+from gateway.routes.file import (
     RetentionSection,
     RouteSection,
     RoutesFile,
-    json_schema,
     known_keys,
 )
 from gateway.secrets import LITERAL, Secret, SecretRef, SecretUnusable, resolve
-from gateway.yaml_source import Document, Lines, key_path, read_document
-
-__all__ = ["Config", "Route", "check_secrets", "json_schema", "load_config"]
 
 PAYLOAD_RETENTION: Final = timedelta(days=14)
 

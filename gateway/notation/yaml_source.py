@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from gateway.errors import ConfigInvalid, Problem
-from gateway.problems import CREDENTIAL, Location, describe
+from gateway.notation.problems import CREDENTIAL, Location, describe
 
 LARGEST_FILE_BYTES: Final = 1024**2
 DEEPEST: Final = 16

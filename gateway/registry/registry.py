@@ -1,4 +1,4 @@
-"""Handlers: which functions take which events of which route, and by what policy."""
+"""All subscriptions of a configuration."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,15 +7,13 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
-from gateway.decorator import HandlerFunction, handler
 from gateway.errors import ConfigInvalid, Problem
-from gateway.handler_modules import Decorated, read_handlers
 from gateway.model import RetryPolicy
-from gateway.problems import Unexpected
-from gateway.quantities import format_duration
+from gateway.notation.problems import Unexpected
+from gateway.notation.quantities import format_duration
+from gateway.registry.decorator import HandlerFunction
+from gateway.registry.modules import Decorated, read_handlers
 from gateway.routes import Config, Route
-
-__all__ = ["HandlerFunction", "Registry", "Subscription", "handler", "load_registry"]
 
 REMEMBERED_TYPES: Final = 4096
 REMEMBERED_TYPE_CHARS: Final = 200

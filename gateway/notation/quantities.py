@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
-from gateway.problems import Unexpected, describe
+from gateway.notation.problems import Unexpected, describe
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 DURATION_UNITS: Final[Mapping[str, timedelta]] = {

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-from gateway.decorator import HandlerFunction, HandlerSpec, spec_of
-from gateway.problems import CREDENTIAL, Unexpected
+from gateway.notation.problems import CREDENTIAL, Unexpected
+from gateway.registry.decorator import HandlerFunction, HandlerSpec, spec_of
 
 SHOWN_CHARS: Final = 200
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-OWN_FOLDER: Final = Path(__file__).parent
+OWN_FOLDER: Final = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,15 @@ from datetime import timedelta
 from typing import Any, Final, Literal, TypeVar
 
 from gateway.model import Backoff, Event, RetryPolicy
-from gateway.problems import describe, one_of
-from gateway.quantities import (
+from gateway.notation.problems import describe, one_of
+from gateway.notation.quantities import (
     DURATION_EXPECTED,
     LONGEST,
     MILLISECOND,
     format_duration,
     parse_duration,
 )
-from gateway.route_checks import LONGEST_TIMEOUT, MAX_ATTEMPTS, MIN_ATTEMPTS
+from gateway.routes.checks import LONGEST_TIMEOUT, MAX_ATTEMPTS, MIN_ATTEMPTS
 
 HandlerFunction = Callable[[Event, Any], Awaitable[None]]
 """The second argument is a Context, which lives above this module."""

@@ -1,0 +1,143 @@
+"""`ctx.upsert`: insert or converge, guarded by a version."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gateway import Context, Event
+from gateway.ledger.connection import Pool, open_pool
+from gateway.model import Lease
+from tests.support.ledger import Reader
+
+NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[Pool]:
+    pool = await open_pool(database_url, name="test", size=2, command_timeout_s=10)
+    yield pool
+    pool.terminate()
+
+
+def make_context(pool: Pool, *, received_at: datetime = NOON, event_id: str = "evt_1") -> Context:
+    event = Event(
+        id=event_id, type="t", route="stripe", provider="stripe", account=None, livemode=None,
+        occurred_at=NOON, received_at=received_at, headers={}, body=b"{}",
+    )  # fmt: skip
+    lease = Lease(delivery_id=1, token="", handler="h", attempt=1, event=event)
+    return Context(lease=lease, pool=pool, timeout=SECOND, http=None)  # type: ignore[arg-type]
+
+
+async def upsert(pool: Pool, status: str, received_at: datetime = NOON, **options: Any) -> bool:
+    ctx = make_context(pool, received_at=received_at)
+    try:
+        wrote = await ctx.upsert("orders", key={"id": "o_1"}, values={"status": status}, **options)
+        await ctx.db.execute("commit")
+        return wrote
+    finally:
+        await ctx.db.close()
+
+
+async def status(ledger: Reader) -> str:
+    found: str = await ledger.value("select status from orders where id = 'o_1'")
+    return found
+
+
+async def test_it_inserts_and_then_converges(pool: Pool, ledger: Reader) -> None:
+    assert await upsert(pool, "open")
+    assert await upsert(pool, "paid")
+    assert await status(ledger) == "paid"
+    assert await ledger.value("select count(*) from orders") == 1
+
+
+async def test_older_state_never_overwrites_newer(pool: Pool, ledger: Reader) -> None:
+    assert await upsert(pool, "newer", version=NOON + SECOND)
+    assert not await upsert(pool, "older", version=NOON)
+    assert await status(ledger) == "newer"
+
+
+@pytest.mark.parametrize("late", [timedelta(milliseconds=1), 5 * SECOND, timedelta(days=3)])
+async def test_on_a_tie_the_later_claim_wins_whichever_runs_first(
+    late: timedelta, pool: Pool, ledger: Reader
+) -> None:
+    """Two changes in one second; the first one's delivery failed once and runs after the second."""
+    first, second = NOON + 2 * SECOND, NOON + 2 * SECOND + late
+    assert await upsert(pool, "second", second, version=NOON)
+    assert not await upsert(pool, "first", first, version=NOON)
+    assert await status(ledger) == "second"
+    await ledger.run("delete from orders")
+    assert await upsert(pool, "first", first, version=NOON)
+    assert await upsert(pool, "second", second, version=NOON)
+    assert await status(ledger) == "second"
+
+
+async def test_a_tie_break_never_reaches_into_the_next_second(pool: Pool, ledger: Reader) -> None:
+    assert await upsert(pool, "a year late", NOON + timedelta(days=900), version=NOON)
+    assert await upsert(pool, "next second", NOON + SECOND, version=NOON + SECOND)
+    assert await status(ledger) == "next second"
+    assert not await upsert(pool, "a year late", NOON + timedelta(days=900), version=NOON)
+
+
+async def test_the_same_delivery_run_again_writes_again(pool: Pool) -> None:
+    assert await upsert(pool, "paid", version=NOON)
+    assert await upsert(pool, "paid", version=NOON)
+
+
+async def test_a_row_without_a_version_takes_any(pool: Pool, ledger: Reader) -> None:
+    await upsert(pool, "old")
+    assert await upsert(pool, "new", version=NOON - timedelta(days=999))
+    assert await status(ledger) == "new"
+
+
+async def test_version_none_is_an_error_and_not_a_silent_no_guard(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="version=None"):
+        await upsert(pool, "x", version=None)
+
+
+async def test_a_naive_time_is_an_error(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="no time zone"):
+        await upsert(pool, "x", version=datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+async def test_a_missing_unique_index_is_said_in_words(pool: Pool) -> None:
+    ctx = make_context(pool)
+    with pytest.raises(ValueError, match=r"needs a unique index on \(status\)"):
+        await ctx.upsert("orders", key={"status": "x"}, values={"id": "o_9"})
+    await ctx.db.close()
+
+
+async def test_a_dict_becomes_json(pool: Pool, ledger: Reader) -> None:
+    ctx = make_context(pool)
+    values = {"status": "open", "details": {"a": [1, "é"]}}
+    await ctx.upsert("orders", key={"id": "o_1"}, values=values)
+    await ctx.db.execute("commit")
+    await ctx.db.close()
+    assert await ledger.value("select details->'a'->>1 from orders") == "é"
+
+
+async def test_names_are_quoted_and_nothing_else(pool: Pool) -> None:
+    ctx = make_context(pool)
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await ctx.upsert('orders" (id) values (1); drop table orders; --', key={"id": 1}, values={})
+    await ctx.db.close()
+    ctx = make_context(pool)
+    assert await ctx.upsert("public.orders", key={"id": "o_2"}, values={"status": "x"})
+    await ctx.db.close()
+
+
+async def test_without_a_key_it_refuses(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="at least one key"):
+        await make_context(pool).upsert("orders", key={}, values={"status": "x"})
+
+
+def test_idempotency_keys_are_stable_and_distinct() -> None:
+    one, again = make_context(None), make_context(None)  # type: ignore[arg-type]
+    other = make_context(None, event_id="evt_2")  # type: ignore[arg-type]
+    assert one.idempotency_key("charge") == again.idempotency_key("charge")
+    keys = {one.idempotency_key("charge"), one.idempotency_key(), other.idempotency_key("charge")}
+    assert len(keys) == 3
+    assert all(len(key) <= 255 for key in keys)
