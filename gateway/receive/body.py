@@ -1,12 +1,19 @@
 """Reads a request's body: counted while it streams, and within its time."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
+from typing import Final
 
 from starlette.types import Receive
 
 from gateway.errors import BodyTimeout, TooLarge
 from gateway.receive.admission import Place
+
+DRAIN_BYTES: Final = 1024 * 1024
+"""How much of a refused body is read and thrown away: a connection that is closed on unread bytes
+is reset, and a sender that was only a little over would never see the answer."""
+DRAIN_S: Final = 2.0
 
 
 class SenderGone(Exception):
@@ -16,9 +23,11 @@ class SenderGone(Exception):
 async def read_body(
     headers: Mapping[str, str], receive: Receive, place: Place, *, limit: int, within_s: float
 ) -> bytes:
-    """The whole body. Raises TooLarge at the first byte over the limit, announced or not."""
+    """The whole body. Raises TooLarge where it is over the limit, announced or not."""
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
+        if int(announced[:20]) <= limit + DRAIN_BYTES:
+            await _discard(receive, limit + DRAIN_BYTES, within_s)
         raise TooLarge(f"announced {announced[:20]} bytes; at most {limit} are taken")
     try:
         async with asyncio.timeout(within_s):
@@ -37,8 +46,20 @@ async def _read(receive: Receive, place: Place, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
+            if message.get("more_body", False):
+                await _discard(receive, DRAIN_BYTES, DRAIN_S)
             raise TooLarge(f"more than {limit} bytes")
         place.hold(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _discard(receive: Receive, at_most: int, within_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while at_most > 0:
+                message = await receive()
+                at_most -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return

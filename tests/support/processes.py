@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -197,7 +197,11 @@ class Serving:
             await until(answers)
 
     async def post(
-        self, body: bytes, headers: Mapping[str, str], *, path: str = "/webhooks/stripe"
+        self,
+        body: bytes | AsyncIterable[bytes],
+        headers: Mapping[str, str],
+        *,
+        path: str = "/webhooks/stripe",
     ) -> httpx.Response:
         """One request on a connection of its own."""
         async with httpx.AsyncClient(timeout=30) as client:
