@@ -1,0 +1,217 @@
+"""The commands: what they print, and how they say no."""
+
+import json
+import subprocess
+
+import pytest
+from typer.main import get_group
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.processes import Project, free_port, stripe_request
+from tests.support.waiting import until
+
+COMMANDS = sorted(get_group(app).commands)
+
+
+def one_line(result: "subprocess.CompletedProcess[str]", code: int) -> str:
+    """The error of a command that failed: one line, no traceback, the right exit code."""
+    assert result.returncode == code, (result.stdout, result.stderr)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+
+
+def test_the_commands_are_those_of_the_design() -> None:
+    expected = "up serve worker migrate check schema routes send status events show dead replay"
+    assert sorted(expected.split()) == COMMANDS
+
+
+def test_an_unknown_command_is_exit_2(project: Project) -> None:
+    assert project.run("fly").returncode == 2
+    assert project.run("send").returncode == 2
+    assert project.run("events", "--limit", "0").returncode == 2
+    assert project.run("events", "--since", "yesterdayish").returncode == 2
+
+
+def test_check_says_that_all_is_in_order(project: Project) -> None:
+    result = project.run("check")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "2 routes, 4 handlers, all in order" in result.stdout
+
+
+def test_check_reports_every_problem_at_once(project: Project) -> None:
+    project.write("handlers/effects.py", "import no_such_module\n")
+    result = project.run("check", STRIPE_WEBHOOK_SECRET="")
+    assert result.returncode == 2
+    assert "STRIPE_WEBHOOK_SECRET" in result.stderr
+    assert "no_such_module" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_schema_is_json(project: Project) -> None:
+    schema = json.loads(project.run("schema").stdout)
+    assert schema["$schema"].startswith("https://json-schema.org/")
+
+
+def test_routes_lists_who_handles_what(project: Project) -> None:
+    [stripe, github] = json.loads(project.run("routes", "--json").stdout)
+    assert (stripe["route"], stripe["path"]) == ("stripe", "/webhooks/stripe")
+    assert [h["handler"] for h in github["handlers"]] == [
+        "handlers.effects.count",
+        "handlers.effects.slow",
+    ]
+    assert "handlers.effects.slow (slow.*)" in project.run("routes").stdout
+
+
+def test_an_unreachable_database_is_one_clear_line(project: Project) -> None:
+    url = f"postgresql://someone:hush@127.0.0.1:{free_port()}/nothing"
+    for command in (["migrate"], ["serve"], ["worker"], ["status"], ["events"], ["replay", "1"]):
+        line = one_line(project.run(*command, GATEWAY_DATABASE_URL=url), 1)
+        assert "Postgres cannot be reached" in line
+        assert "hush" not in line
+
+
+def test_no_url_at_all_is_exit_2(project: Project) -> None:
+    for command in (["serve"], ["worker"], ["events"]):
+        line = one_line(project.run(*command, GATEWAY_DATABASE_URL=""), 2)
+        assert "GATEWAY_DATABASE_URL: found nothing" in line
+
+
+def test_a_database_that_was_not_migrated_is_one_clear_line(
+    project: Project, empty_database_url: str
+) -> None:
+    for command in (["serve"], ["worker"], ["events"], ["status"]):
+        line = one_line(project.run(*command, GATEWAY_DATABASE_URL=empty_database_url), 1)
+        assert "run `gateway migrate`" in line
+
+
+def test_serve_refuses_a_missing_secret_and_worker_needs_none(project: Project) -> None:
+    line = one_line(project.run("serve", GITHUB_WEBHOOK_SECRET=""), 2)
+    assert "config/routes.yaml:" in line
+    assert "GITHUB_WEBHOOK_SECRET" in line
+
+
+def test_send_to_nobody_is_one_clear_line(project: Project) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    line = one_line(project.run("send", "stripe", "invoice.paid", "--url", url), 1)
+    assert "does not answer" in line
+    assert "`gateway up`" in line
+
+
+def test_send_on_an_unknown_route_names_those_there_are(project: Project) -> None:
+    line = one_line(project.run("send", "paypal", "x"), 1)
+    assert "it has stripe, github" in line
+
+
+async def test_send_count_body_and_refusal(project: Project, ledger: Reader) -> None:
+    project.run("migrate")
+    body, _ = stripe_request("evt_from_file")
+    (project.directory / "event.json").write_bytes(body)
+    with project.serve() as serving:
+        await serving.ready()
+        many = project.run("send", "github", "push", "--count", "25", "--url", serving.url)
+        assert "25 sent: 25 × 200" in many.stdout  # noqa: RUF001
+        one = project.run(
+            "send", "stripe", "invoice.paid", "--body", "event.json", "--url", serving.url
+        )
+        assert '{"status":"accepted","event_id":"evt_from_file"}' in one.stdout
+        refused = project.run(
+            "send", "stripe", "invoice.paid", "--url", serving.url, STRIPE_WEBHOOK_SECRET="whsec_x"
+        )
+        assert '403 {"error":"BAD_SIGNATURE"}' in refused.stdout
+        assert one_line(refused, 1) == "error: 1 of 1 were not accepted"
+    assert await ledger.value("select count(*) from gateway.processed_events") == 26
+
+
+async def test_events_show_dead_and_replay(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    [answer] = await claim_all(
+        database_url,
+        [make_claim("evt_1", handlers=["handlers.effects.count"])],
+    )
+    await claim_all(database_url, [make_claim("evt_2", type="customer.created", handlers=[])])
+    [delivery_id] = answer.delivery_ids
+    await ledger.run(
+        "update gateway.deliveries set status = 'dead', attempts = 3, finished_at = now(),"
+        " error = 'ValueError: [red]boom[/red] \x1b[31m'"
+    )
+    events = json.loads(project.run("events", "--type", "invoice.*", "--json").stdout)
+    assert [(e["event_id"], e["route"], e["type"]) for e in events] == [
+        ("evt_1", "stripe", "invoice.paid")
+    ]
+    assert project.run("events", "--handler", "nobody").stdout.strip() == "No event matches."
+    assert json.loads(project.run("events", "--until", "1h", "--json").stdout) == []
+    [dead] = json.loads(project.run("dead", "--since", "1h", "--json").stdout)
+    assert (dead["delivery_id"], dead["event_id"], dead["handler"]) == (
+        delivery_id,
+        "evt_1",
+        "handlers.effects.count",
+    )
+    assert (dead["status"], dead["attempts"]) == ("dead", 3)
+    shown = project.run("dead").stdout
+    assert "[red]boom[/red] \\x1b[31m" in shown
+    assert "\x1b" not in shown
+    assert "dead" in project.run("show", str(delivery_id)).stdout
+    assert project.run("show", "evt_1", "--body").stdout == '{"id":"evt_1","type":"invoice.paid"}'
+    replayed = project.run("replay", str(delivery_id), "--reason", "fixed")
+    assert (replayed.returncode, replayed.stdout) == (0, f"delivery {delivery_id}: replayed\n")
+    with project.process("worker"):
+        await until(lambda: _done(ledger))
+    again = project.run("replay", str(delivery_id))
+    assert again.returncode == 0
+    history = project.run("show", "evt_1").stdout
+    assert "replay by" in history
+    assert ": fixed" in history
+
+
+async def _done(ledger: Reader) -> bool:
+    return bool((await ledger.delivery())["status"] == "done")
+
+
+async def test_a_forbidden_replay_is_one_clear_line(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    assert "there is no delivery 7" in one_line(project.run("replay", "7"), 1)
+    await claim_all(database_url, [make_claim("evt_1")])
+    await ledger.run(
+        "update gateway.deliveries set status = 'running', lease_token = gen_random_uuid()"
+    )
+    delivery_id = (await ledger.delivery())["id"]
+    assert "is running right now" in one_line(project.run("replay", str(delivery_id)), 1)
+
+
+def test_show_of_nothing_is_one_clear_line(project: Project) -> None:
+    assert "there is no event or delivery 'evt_x'" in one_line(project.run("show", "evt_x"), 1)
+
+
+async def test_status_on_one_screen(project: Project, ledger: Reader, database_url: str) -> None:
+    await claim_all(
+        database_url, [make_claim("evt_1", handlers=["handlers.effects.count", "gone"])]
+    )
+    with project.process("worker") as worker:
+        await worker.says("delivery_done")
+        report = json.loads(project.run("status", "--json").stdout)
+        assert len(report["workers"]) == 1
+        assert report["redis"]["reachable"] is True
+        assert [(h["handler"], h["pending"], h["orphaned"]) for h in report["handlers"]] == [
+            ("gone", 1, True)
+        ]
+        assert [(r["route"], r["last_hour"]) for r in report["routes"]] == [("stripe", 1)]
+        text = project.run("status").stdout
+        assert "orphaned: no worker has this handler" in text
+    away = json.loads(
+        project.run("status", "--json", GATEWAY_REDIS_URL=f"redis://127.0.0.1:{free_port()}").stdout
+    )
+    assert away["redis"]["reachable"] is False
+    assert away["workers"] == []
