@@ -4,19 +4,25 @@ import asyncio
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
+import structlog
 import typer
 import uvloop
 
 from gateway.cli.output import console
 from gateway.logs import configure_logs
 from gateway.project import Project, database_url, load_project, redis_url
+from gateway.queue.cancellation import end
 from gateway.queue.worker import listen_forever
 from gateway.server import serve as run_server
 from gateway.settings import load_settings
 from gateway.up import Started, run_up
 from gateway.worker import Worker
+
+STRAYS_S: Final = 2.0
+
+log = structlog.get_logger("gateway.worker")
 
 WithParent = Annotated[
     bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")
@@ -110,13 +116,27 @@ async def _work(project: Project, with_parent: bool) -> None:
     failed = asyncio.create_task(worker.wait_failed())
     stopped = asyncio.create_task(stopping.wait())
     await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (listening, stopped):
-        task.cancel()
-    await asyncio.gather(listening, stopped, return_exceptions=True)
+    stopped.cancel()
+    await end(listening)
     await worker.stop()
     if not stopping.is_set():
         failed.result()
     failed.cancel()
+    await _leave_strays()
+
+
+async def _leave_strays() -> None:
+    """A handler that ignores its cancellation must not keep the process from ending."""
+    strays = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in strays:
+        task.cancel()
+    if not strays:
+        return
+    _, stubborn = await asyncio.wait(strays, timeout=STRAYS_S)
+    if stubborn:
+        log.error("tasks_abandoned", tasks=len(stubborn))
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _load(*, with_secrets: bool) -> Project:

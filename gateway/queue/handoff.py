@@ -14,6 +14,8 @@ from arq.utils import timestamp_ms
 from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError
 
+from gateway.queue.cancellation import end
+
 QUEUE: Final = default_queue_name
 DELIVER: Final = "deliver"
 """The one arq function: its argument is a list of delivery ids."""
@@ -62,8 +64,7 @@ class HandOff:
     async def stop(self) -> None:
         """Ends the sender. What was not sent is found in the ledger by the next sweep."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
         await self._redis.aclose(close_connection_pool=True)
 
     def offer(self, delivery_ids: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import orjson
 import structlog
 from arq.connections import ArqRedis
 
+from gateway.queue.cancellation import end
 from gateway.queue.handoff import DELIVER, QUEUE, connect_redis
 from gateway.worker import Worker
 
@@ -61,11 +62,9 @@ async def _listen(url: str, hint: Callable[[list[int]], None]) -> None:
     try:
         await worker.async_run()
     finally:
-        if worker.main_task is not None:
-            worker.main_task.cancel()
-        for task in worker.tasks.values():
-            task.cancel()
-        await asyncio.gather(*worker.tasks.values(), return_exceptions=True)
+        for task in [worker.main_task, *worker.tasks.values()]:
+            if task is not None:
+                await end(task)
         await redis.aclose(close_connection_pool=True)
 
 

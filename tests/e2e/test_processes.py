@@ -170,6 +170,35 @@ async def test_sigterm_hands_back_and_the_next_worker_finishes(
     assert await ledger.effects() == 2
 
 
+STUBBORN = """
+import asyncio
+
+from gateway import Context, Event, handler
+
+
+@handler("*")
+async def stubborn(event: Event, ctx: Context) -> None:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ctx.log.info("not_me")
+"""
+
+
+async def test_a_handler_that_ignores_everything_does_not_keep_a_worker_from_ending(
+    project: Project, ledger: Reader
+) -> None:
+    project.write("handlers/effects.py", STUBBORN)
+    with project.serve() as serving, project.process("worker", GATEWAY_GRACE="100ms") as worker:
+        await serving.ready()
+        await serving.post(*stripe_request("evt_1"))
+        await until(lambda: ledger.value("select 1 from gateway.deliveries where status='running'"))
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(30) == 0
+        assert "tasks_abandoned" in worker.output
+
+
 async def test_a_stopped_worker_comes_back_from_the_dead_and_applies_nothing_twice(
     project: Project, ledger: Reader
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import StorageUnavailable
 from gateway.ledger import claims as claims_module
-from gateway.ledger.claims import Claimed, Verdict
+from gateway.ledger.claims import FLUSHERS, Claimed, Verdict
 from gateway.model import ReplayPolicy
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
 
@@ -145,10 +145,12 @@ async def test_a_claim_nobody_waits_for_any_more_is_withdrawn(
     database_url: str, ledger: Reader
 ) -> None:
     async with claiming(database_url) as claimer, asyncio.TaskGroup() as group:
-        lock = group.create_task(_hold_ledger(database_url, 0.5))
+        lock = group.create_task(_hold_ledger(database_url, 0.8))
         await asyncio.sleep(0.1)
-        held = [group.create_task(claimer.claim(make_claim())) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        held = []
+        for _ in range(FLUSHERS):  # one after the other, so that each has a flusher to itself
+            held.append(group.create_task(claimer.claim(make_claim())))
+            await asyncio.sleep(0.1)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await claimer.claim(make_claim("evt_withdrawn"))

@@ -61,16 +61,22 @@ async def claim_all(url: str, claims: Sequence[Claim]) -> list[Claimed]:
 
 
 class Reader:
-    """A connection for looking, and for arranging what cannot be waited for."""
+    """A connection for looking, and for arranging what cannot be waited for.
+
+    Tests and the handlers that they run may ask at once: they take turns.
+    """
 
     def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
         self._connection = connection
+        self._turn = asyncio.Lock()
 
     async def value(self, query: str, *args: Any) -> Any:
-        return await self._connection.fetchval(query, *args)
+        async with self._turn:
+            return await self._connection.fetchval(query, *args)
 
     async def rows(self, query: str, *args: Any) -> list[dict[str, Any]]:
-        return [dict(row) for row in await self._connection.fetch(query, *args)]
+        async with self._turn:
+            return [dict(row) for row in await self._connection.fetch(query, *args)]
 
     async def row(self, query: str, *args: Any) -> dict[str, Any]:
         found = await self.rows(query, *args)
@@ -78,7 +84,8 @@ class Reader:
         return found[0]
 
     async def run(self, query: str, *args: Any) -> None:
-        await self._connection.execute(query, *args)
+        async with self._turn:
+            await self._connection.execute(query, *args)
 
     async def statuses(self) -> dict[str, int]:
         """How many deliveries are in which state."""
