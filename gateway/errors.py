@@ -131,7 +131,7 @@ class Retry(HandlerSignal):
     """Run the delivery again; burns an attempt. Without `after`, the policy's backoff applies."""
 
     def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
-        self.after = _delay(after)
+        self.after = timedelta(seconds=after) if isinstance(after, int | float) else after
         super().__init__(reason or "the handler asked for a retry")
 
 
@@ -139,15 +139,9 @@ class Defer(HandlerSignal):
     """Run the delivery again later; burns no attempt."""
 
     def __init__(self, reason: str = "", *, after: timedelta | float) -> None:
-        self.after = _delay(after)
+        self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
         super().__init__(reason or "the handler deferred")
 
 
 class Reject(HandlerSignal):
     """Give up at once: the delivery becomes a dead letter."""
-
-
-def _delay(after: timedelta | float | None) -> timedelta | None:
-    if after is None or isinstance(after, timedelta):
-        return after
-    return timedelta(seconds=after)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
-from urllib.parse import parse_qs
+from urllib.parse import unquote_to_bytes
 
 import orjson
 
 FORM: Final = "application/x-www-form-urlencoded"
+FORM_FIELDS: Final = 64
 
 
 class Status(StrEnum):
@@ -134,11 +135,13 @@ def payload_bytes(headers: Mapping[str, str], body: bytes) -> bytes:
     """The JSON document in a body. Raises ValueError where a form has no single `payload` field."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         return body
-    fields = parse_qs(body.decode("ascii"), strict_parsing=True, max_num_fields=64, errors="strict")
-    values = fields.get("payload", [])
+    fields = body.split(b"&", FORM_FIELDS)
+    if not body.isascii() or len(fields) > FORM_FIELDS or not all(b"=" in f for f in fields):
+        raise ValueError(f"not a form of at most {FORM_FIELDS} fields")
+    values = [field[8:] for field in fields if field.startswith(b"payload=")]
     if len(values) != 1:
         raise ValueError(f"{len(values)} `payload` fields in the form")
-    return values[0].encode()
+    return unquote_to_bytes(values[0].replace(b"+", b" "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

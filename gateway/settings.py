@@ -1,10 +1,12 @@
 """What the environment says: one setting per `GATEWAY_` variable."""
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -26,9 +28,28 @@ def _schemes(*schemes: str) -> AfterValidator:
         if scheme not in schemes or not rest:
             allowed = " or ".join(f"{scheme}://..." for scheme in schemes)
             raise Unexpected(found=HIDDEN, expected=f"a URL: {allowed}")
+        if not _is_readable(url.get_secret_value()):
+            raise Unexpected(
+                found=HIDDEN,
+                expected="a URL with a port from 1 to 65535, and a percent-encoded password",
+            )
         return url
 
     return AfterValidator(check)
+
+
+def _is_readable(url: str) -> bool:
+    """Whether the libraries can read it: what they cannot, they quote, password and all."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    if parts.fragment or port == 0:
+        return False
+    return (
+        parts.scheme not in {"redis", "rediss"} or re.fullmatch(r"(/\d*)?", parts.path) is not None
+    )
 
 
 class Settings(BaseSettings):

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import structlog
@@ -24,7 +24,7 @@ from gateway.development import (
     write_up,
 )
 from gateway.embedded import Postgres, Redis
-from gateway.errors import CommandFailed
+from gateway.errors import CommandFailed, EngineFailed
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate, read_schema
 from gateway.project import database_url, load_project, redis_url
@@ -36,6 +36,7 @@ CHILDREN: Final = ("serve", "worker")
 RESTART_S: Final = (0.5, 10.0)
 READY_WITHIN_S: Final = 30.0
 LOOK_EVERY_S: Final = 0.1
+ENGINES_EVERY_S: Final = 1.0
 STOP_MARGIN_S: Final = 10.0
 
 log = structlog.get_logger("gateway.up")
@@ -61,33 +62,39 @@ def run_up(environ: Mapping[str, str], tell: Callable[[Started], None]) -> None:
         stack.enter_context(_only_one(settings.data_dir))
         variables = dict(environ) | _fixed_port(settings)
         made_up = _development_secrets(settings, config, variables)
-        described = _start_engines(settings, variables, stack)
+        engines = _start_engines(settings, variables, stack)
         settings = load_settings(variables)
         load_project(settings, environ=variables, with_secrets=True)
         started = Started(
             url=f"http://{settings.host}:{settings.port}",
-            engines=described,
+            engines=tuple(engine.description for engine in engines),
             made_up=made_up,
             config=config,
         )
-        asyncio.run(_Up(settings, variables, started, tell).run())
+        asyncio.run(_Up(settings, variables, started, tell, engines).run())
 
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
     """Until the loop has its own handlers, SIGTERM must stop the engines like Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(signum, lambda n, _: sys.exit(128 + n)) for signum in signals]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in zip(signals, before, strict=True):
+            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
     """Holds the data directory for one `up`; the lock ends with the process, however it ends."""
-    data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)  # engines may run as another user
-    with (data_dir / "up.lock").open("w") as lock:
+    try:  # others may pass through, but not look around: engines may run as another user
+        data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        lock = (data_dir / "up.lock").open("w")
+    except OSError as error:
+        raise CommandFailed(f"{data_dir} cannot be used: {error.strerror}") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -118,22 +125,22 @@ def _development_secrets(
 
 def _start_engines(
     settings: Settings, variables: dict[str, str], stack: contextlib.ExitStack
-) -> tuple[str, ...]:
+) -> tuple[Postgres | Redis, ...]:
     """Starts the engines for which no URL is set; they stop with the stack."""
-    described = []
+    engines: list[Postgres | Redis] = []
     if settings.database_url is None:
         postgres = Postgres(settings.data_dir / "postgres", source=settings.engines)
         stack.callback(postgres.stop)
         postgres.start()
         variables["GATEWAY_DATABASE_URL"] = postgres.url
-        described.append(postgres.description)
+        engines.append(postgres)
     if settings.redis_url is None:
         redis = Redis(settings.data_dir / "redis", source=settings.engines)
         stack.callback(redis.stop)
         redis.start()
         variables["GATEWAY_REDIS_URL"] = redis.url
-        described.append(redis.description)
-    return tuple(described)
+        engines.append(redis)
+    return tuple(engines)
 
 
 class _Up:
@@ -145,7 +152,9 @@ class _Up:
         variables: Mapping[str, str],
         started: Started,
         tell: Callable[[Started], None],
+        engines: Sequence[Postgres | Redis],
     ) -> None:
+        self._engines = engines
         self._settings = settings
         self._variables = variables
         self._started = started
@@ -155,12 +164,15 @@ class _Up:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, self._stop)
-        await self._migrate()
+        await self._unless_stopped(self._migrate())
+        if self._stopping.is_set():
+            return
         watchers = [asyncio.create_task(self._watch(name)) for name in CHILDREN]
+        watchers.append(asyncio.create_task(self._watch_engines()))
         try:
-            await self._ready(watchers)
+            await self._ready()
             self._record()
             if not self._stopping.is_set():
                 self._tell(self._started)
@@ -173,6 +185,18 @@ class _Up:
             if not self._stopping.is_set():
                 self._stop()
             await asyncio.gather(*watchers)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs it to its end, or drops it at a signal."""
+        working = asyncio.create_task(work)
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if working.done():
+            working.result()
+        else:
+            working.cancel()
+            await asyncio.wait({working}, timeout=1)
 
     async def _migrate(self) -> None:
         connection = await connect(database_url(self._settings), name="gateway up")
@@ -193,6 +217,22 @@ class _Up:
             log.error("process_ended", process=name, code=code, again_in_s=delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RESTART_S[1])
+
+    async def _watch_engines(self) -> None:
+        """Starts an engine that has ended again: both survive that with their data."""
+        while not self._stopping.is_set():
+            for engine in self._engines:
+                if not engine.running():
+                    log.error("engine_ended", engine=engine.description)
+                    await asyncio.to_thread(self._restart, engine)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), ENGINES_EVERY_S)
+
+    def _restart(self, engine: Postgres | Redis) -> None:
+        try:
+            engine.start()
+        except EngineFailed as error:
+            log.error("engine_does_not_start", error=str(error))
 
     async def _spawn(self, name: str) -> Process:
         # A group of its own: Ctrl-C reaches only `up`, which stops its children in order. The pipe
@@ -220,7 +260,7 @@ class _Up:
             process.kill()
         return await ended
 
-    async def _ready(self, watchers: list[asyncio.Task[None]]) -> None:
+    async def _ready(self) -> None:
         """Waits until `serve` says that it is ready, or it turns out that it never will be."""
         deadline = asyncio.get_running_loop().time() + READY_WITHIN_S
         async with httpx.AsyncClient(timeout=2, trust_env=False) as client:

@@ -8,8 +8,13 @@ from typing import Final
 import httpx
 import structlog
 
-from gateway.errors import StorageUnavailable
-from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
+from gateway.ledger.connection import (
+    COMMAND_TIMEOUT_S,
+    Pool,
+    connect,
+    open_pool,
+    users_search_path,
+)
 from gateway.ledger.migrate import check_version
 from gateway.ledger.retention import Pruner
 from gateway.registry import Registry
@@ -22,7 +27,8 @@ from gateway.sweep.sweeper import Sweeper
 
 LEASE_CONNECTIONS: Final = 2
 LEDGER_CONNECTIONS: Final = 4
-LEDGER_COMMAND_S: Final = 30.0
+LEDGER_COMMAND_S: Final = 10.0
+CLOSE_S: Final = 2.0
 
 log = structlog.get_logger("gateway.worker")
 
@@ -96,12 +102,19 @@ class Worker:
     async def _assemble(self, http: httpx.AsyncClient, search_path: str) -> tuple[Runner, Sweeper]:
         settings = self._settings
         # A lease need not survive a crash: its token is the fence. Nothing else commits this way.
-        leases = await self._pool("leases", LEASE_CONNECTIONS, synchronous_commit="off")
+        leases = await self._pool(
+            "leases",
+            LEASE_CONNECTIONS,
+            command_timeout_s=min(COMMAND_TIMEOUT_S, settings.lease.total_seconds()),
+            synchronous_commit="off",
+        )
         ledger = await self._pool("ledger", LEDGER_CONNECTIONS)
         work = await self._pool(
             "handlers", settings.concurrency, command_timeout_s=None, search_path=search_path
         )
-        bench = Workbench(work=work, ledger=ledger, http=http, on_retry=self._expect)
+        bench = Workbench(
+            work=work, ledger=ledger, http=http, patience=settings.lease, on_retry=self._expect
+        )
         intake = Intake(
             leases, handlers=self._handlers, lease=settings.lease, scan_every=settings.sweep
         )
@@ -118,6 +131,8 @@ class Worker:
             pruner=Pruner({route.name: route.retention for route in self._config.routes}),
             handlers=self._handlers,
             every=settings.sweep,
+            lease=settings.lease,
+            renew=runner.beat,
             on_reaped=runner.scan_now,
         )
         return runner, sweeper
@@ -147,7 +162,8 @@ class Worker:
 
 
 async def _close(pool: Pool) -> None:
-    try:
-        await asyncio.wait_for(pool.close(), timeout=2)
-    except (TimeoutError, StorageUnavailable):
+    closing = asyncio.ensure_future(pool.close())
+    await asyncio.wait({closing}, timeout=CLOSE_S)
+    if not closing.done():
         pool.terminate()
+        closing.cancel()

@@ -7,6 +7,7 @@ import typer
 from gateway.cli import act, look, processes, send, setup
 from gateway.cli.output import complain
 from gateway.errors import ConfigInvalid, GatewayError
+from gateway.ledger.connection import TROUBLE, describe
 
 FAILED = 1
 MISCONFIGURED = 2
@@ -34,6 +35,9 @@ def main() -> None:
         sys.exit(MISCONFIGURED)
     except GatewayError as error:
         complain(str(error))
+        sys.exit(FAILED)
+    except TROUBLE as error:
+        complain(describe(error))
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

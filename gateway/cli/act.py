@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import os
 from typing import Annotated
 
 import typer
@@ -19,7 +20,8 @@ def register(app: typer.Typer) -> None:
 
 def replay(
     delivery_ids: Annotated[
-        list[int], typer.Argument(min=1, help="Delivery ids, as `gateway dead` shows them.")
+        list[int],
+        typer.Argument(min=1, max=2**63 - 1, help="Delivery ids, as `gateway dead` shows them."),
     ],
     reason: Annotated[str | None, typer.Option("--reason", help="Why, for the audit log.")] = None,
 ) -> None:
@@ -31,12 +33,18 @@ def replay(
     Example: [bold]gateway replay 42 --reason "the mail server is back"[/bold]
     """
     settings = discover(load_settings())
-    results = asyncio.run(
-        replay_all(settings, delivery_ids, actor=getpass.getuser(), reason=reason)
-    )
+    results = asyncio.run(replay_all(settings, delivery_ids, actor=_who(), reason=reason))
     for delivery_id, refusal in results.items():
         if refusal is None:
             console().print(f"delivery {delivery_id}: replayed")
     refusals = [str(refusal) for refusal in results.values() if refusal is not None]
     if refusals:
         raise CommandFailed("\n".join(refusals))
+
+
+def _who() -> str:
+    """The person for the audit log; a container's arbitrary user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"

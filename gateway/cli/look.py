@@ -35,7 +35,9 @@ Type = Annotated[str | None, typer.Option("--type", help="Only these event types
 Handler = Annotated[str | None, typer.Option("--handler", help="Only this handler.")]
 Since = Annotated[str | None, typer.Option("--since", help="Not before: 2h (ago), or a time.")]
 Until = Annotated[str | None, typer.Option("--until", help="Before: 10m (ago), or a time.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many, newest first.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, max=2**31 - 1, help="At most so many, newest first.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +56,7 @@ def status(as_json: AsJson = False) -> None:
     settings = discover(load_settings())
     report = asyncio.run(read_status(settings))
     if as_json:
-        print_json(report.as_json())
+        print_json([report.as_json()])
     else:
         _print_status(report)
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -105,14 +106,16 @@ def parse_moment(text: str | None) -> datetime | None:
     """`2h` (ago), or a date, or a time with or without a zone (UTC then)."""
     if text is None:
         return None
-    try:
+    with suppress(ValueError, OverflowError):
         return datetime.now(UTC) - parse_duration(text)
-    except ValueError:
-        pass
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"found {text!r}; expected a duration such as 2h, or a time such as 2026-11-16T02:00"
+            f"found {printable(text)!r}; "
+            "expected a duration such as 2h, or a time such as 2026-11-16T02:00"
         ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except OverflowError:
+        raise typer.BadParameter(f"{text} is out of range") from None

@@ -20,7 +20,8 @@ from gateway.settings import load_settings
 from gateway.up import Started, run_up
 from gateway.worker import Worker
 
-STRAYS_S: Final = 2.0
+HURRY_S: Final = 3.0
+"""After a second signal: time to hand deliveries back. What is not handed back is taken back."""
 
 log = structlog.get_logger("gateway.worker")
 
@@ -105,6 +106,7 @@ async def _work(project: Project, with_parent: bool) -> None:
     def stop() -> None:
         if stopping.is_set():
             worker.hurry()
+            asyncio.get_running_loop().call_later(HURRY_S, _leave)
         stopping.set()
 
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -121,22 +123,18 @@ async def _work(project: Project, with_parent: bool) -> None:
     await worker.stop()
     if not stopping.is_set():
         failed.result()
-    failed.cancel()
-    await _leave_strays()
+    _leave()
 
 
-async def _leave_strays() -> None:
-    """A handler that ignores its cancellation must not keep the process from ending."""
-    strays = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in strays:
-        task.cancel()
-    if not strays:
-        return
-    _, stubborn = await asyncio.wait(strays, timeout=STRAYS_S)
-    if stubborn:
-        log.error("tasks_abandoned", tasks=len(stubborn))
-        sys.stderr.flush()
-        os._exit(0)
+def _leave() -> None:
+    """Ends the process here and now: a handler that ignores its cancellation, or sits in a thread,
+    would keep the interpreter from ending by itself."""
+    strays = len(asyncio.all_tasks()) - 1
+    if strays > 0:
+        log.info("tasks_left_behind", tasks=strays)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _load(*, with_secrets: bool) -> Project:

@@ -174,6 +174,7 @@ class _Flusher:
                 await self.flush([waiter])
             return
         log.error("claim_refused", route=batch[0].claim.route, error=describe(error))
+        await self.close()  # it may be the session: one that was opened read-only stays so
         if not batch[0].answer.done():
             batch[0].answer.set_exception(
                 StorageUnavailable(f"Postgres refused the event: {describe(error)}")

@@ -19,7 +19,12 @@ else:
 Executor = Connection | Pooled | Pool
 
 CONNECT_TIMEOUT_S: Final = 5.0
-COMMAND_TIMEOUT_S: Final = 30.0
+COMMAND_TIMEOUT_S: Final = 5.0
+"""Under the usual lease and acknowledgement times: on a connection that is half dead nothing
+answers, and only a new one helps."""
+
+FORGET: Final = "reset session authorization; discard temp;"
+"""What asyncpg's own reset leaves: a role, and temporary tables that would shadow real ones."""
 
 LOST: Final = (
     OSError,
@@ -49,7 +54,9 @@ async def connect(url: str, *, name: str, **server_settings: str) -> Connection:
             command_timeout=COMMAND_TIMEOUT_S,
             server_settings={"application_name": name, **server_settings},
         )
-    except (*TROUBLE, ValueError) as error:
+    except ValueError:  # asyncpg quotes pieces of the URL, and one of them may be the password
+        raise StorageUnavailable("Postgres cannot be reached: its URL cannot be read") from None
+    except TROUBLE as error:
         raise StorageUnavailable(f"Postgres cannot be reached: {describe(error)}") from error
     return connection
 
@@ -65,8 +72,13 @@ async def open_pool(
         timeout=CONNECT_TIMEOUT_S,
         command_timeout=command_timeout_s,
         max_inactive_connection_lifetime=300,
+        reset=_reset,
         server_settings={"application_name": name, **server_settings},
     )
+
+
+async def _reset(connection: Connection) -> None:
+    await connection.execute(connection.get_reset_query() + FORGET, timeout=COMMAND_TIMEOUT_S)
 
 
 async def users_search_path(connection: Connection) -> str:

@@ -88,9 +88,9 @@ async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Stat
     return Status(status)
 
 
-async def reap(ledger: Executor, limit: int) -> list[asyncpg.Record]:
+async def reap(ledger: Executor, limit: int, lease: timedelta) -> list[asyncpg.Record]:
     """Takes back leases that ran out."""
-    rows: list[asyncpg.Record] = await ledger.fetch(QUERIES["reap"], limit, MAX_LOSSES)
+    rows: list[asyncpg.Record] = await ledger.fetch(QUERIES["reap"], limit, MAX_LOSSES, lease)
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import asyncpg
 
-from gateway.errors import CommandFailed, SchemaMismatch
+from gateway.errors import CommandFailed, SchemaMismatch, StorageUnavailable
 from gateway.ledger.connection import Connection, describe, users_search_path
 
 LOCK: Final = 0x67617465776179
@@ -125,6 +125,8 @@ async def applied_version(connection: Connection) -> int:
 
 async def check_version(connection: Connection) -> None:
     """Refuses a ledger that this code cannot work with."""
+    if await connection.fetchval("select current_setting('transaction_read_only')") == "on":
+        raise StorageUnavailable("Postgres is read-only: a standby, or set so")
     present, wanted = await applied_version(connection), read_migrations()[-1].version
     if present > wanted:
         raise _newer(present, wanted)

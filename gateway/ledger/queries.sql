@@ -122,32 +122,44 @@ select id from held;
 
 -- name: settle
 -- The end of a run, fenced by the lease's token: no row back means that the lease was lost.
-with settled as (
-    update gateway.deliveries
-    set status = case when $4 = 'lost' and losses + 1 >= $8 then 'dead' else $3 end,
-        attempts = attempts + $5::integer,
-        losses = case $4 when 'lost' then losses + 1 when 'released' then losses else 0 end,
+-- A loss does not count against the delivery where the server itself was restarted meanwhile.
+with held as (
+    select id,
+           case when $4 = 'lost' and pg_postmaster_start_time() > leased_at then 'released'
+                else $4 end as outcome,
+           $4 = 'lost' and pg_postmaster_start_time() <= leased_at and losses + 1 >= $8 as too_often
+    from gateway.deliveries
+    where id = $1 and lease_token = $2 and status = 'running'
+), settled as (
+    update gateway.deliveries d
+    set status = case when held.too_often then 'dead' else $3 end,
+        attempts = d.attempts + $5::integer,
+        losses = case held.outcome when 'lost' then d.losses + 1 when 'released' then d.losses
+                                   else 0 end,
         due_at = clock_timestamp() + $6::interval,
-        error = case when $4 = 'lost' and losses + 1 >= $8 then 'WORKER_LOST: ' || losses + 1
+        error = case when held.too_often then 'WORKER_LOST: ' || d.losses + 1
                           || ' runs in a row were lost; the last: ' || $7
                      else $7 end,
-        finished_at = case when $3 in ('done', 'dead') or ($4 = 'lost' and losses + 1 >= $8)
+        finished_at = case when $3 in ('done', 'dead') or held.too_often
                            then clock_timestamp() end,
         lease_token = null, leased_until = null
-    where id = $1 and lease_token = $2 and status = 'running'
-    returning id, runs, leased_at, status
+    from held
+    where d.id = held.id and d.lease_token = $2 and d.status = 'running'
+    returning d.id, d.runs, d.leased_at, d.status, held.outcome
 ), noted as (
     insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
-    select id, runs, leased_at, clock_timestamp(), $4, coalesce($9, $7) from settled
+    select id, runs, leased_at, clock_timestamp(), outcome, coalesce($9, $7) from settled
 )
 select status from settled;
 
 -- name: reap
 -- Takes back leases that ran out: their worker is gone, or too slow to say that it lives.
+-- Not while the server has only just come back: until then no worker could say anything.
 with expired as (
     select id
     from gateway.deliveries
     where status = 'running' and leased_until < now()
+      and pg_postmaster_start_time() < now() - $3::interval
     order by leased_until
     limit $1
     for update skip locked

@@ -66,7 +66,11 @@ class Sender:
         started = time.perf_counter()
         try:
             answer = await client.post(target, content=body, headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
+            raise CommandFailed(
+                f"--url: found {self.url!r}; expected http://host:port or https://host"
+            ) from error
+        except httpx.HTTPError as error:
             raise CommandFailed(
                 f"{target} does not answer: {error or type(error).__name__} "
                 "(is the gateway running? `gateway up` starts one)"

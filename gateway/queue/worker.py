@@ -9,11 +9,12 @@ import orjson
 import structlog
 from arq.connections import ArqRedis
 
+from gateway.ledger.connection import describe
 from gateway.queue.cancellation import end
 from gateway.queue.handoff import DELIVER, QUEUE, connect_redis
 from gateway.worker import Worker
 
-POLL_S: Final = 0.01
+POLL_S: Final = 0.02
 RESTART_S: Final = (0.2, 5.0)
 
 log = structlog.get_logger("gateway.queue")
@@ -51,7 +52,7 @@ async def listen_forever(url: str, hint: Callable[[list[int]], None]) -> None:
         except Exception as error:  # arq and redis-py run here: whatever ends them, we go on
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 delay_s = RESTART_S[0]
-            log.warning("queue_away", error=str(error), again_in_s=delay_s)
+            log.warning("queue_away", error=describe(error), again_in_s=delay_s)
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, RESTART_S[1])
 

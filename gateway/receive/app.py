@@ -14,6 +14,7 @@ from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.errors import GatewayError, SchemaMismatch
+from gateway.ledger.connection import TROUBLE
 from gateway.receive import answers
 from gateway.receive.endpoint import Endpoint
 from gateway.receive.metrics import Metrics
@@ -44,7 +45,7 @@ class Readiness:
     async def _ask(self) -> str | None:
         try:
             await self._check()
-        except GatewayError as error:
+        except (GatewayError, *TROUBLE) as error:
             log.warning("not_ready", reason=str(error))  # not in the answer: strangers may ask
             return "SCHEMA_MISMATCH" if isinstance(error, SchemaMismatch) else "LEDGER_UNREACHABLE"
         return None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import structlog
@@ -27,7 +27,7 @@ CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"
 """Headers that are never stored."""
 
 THREAD_BYTES: Final = 1024 * 1024
-"""Bodies over this are hashed in a thread, so that they do not hold up the others."""
+"""Bodies over this are hashed and read in a thread, so that they do not hold up the others."""
 
 COMPLAINTS_PER_SECOND: Final = 20
 
@@ -121,11 +121,10 @@ class Endpoint:
 
     async def _verified(self, headers: Headers, body: bytes) -> Verified:
         received_at = datetime.now(UTC)
-        check: Any = self._check
         if len(body) > THREAD_BYTES:
-            digest = await asyncio.to_thread(check, headers, body, received_at)
+            digest = await asyncio.to_thread(self._check, headers, body, received_at)
         else:
-            digest = check(headers, body, received_at)
+            digest = self._check(headers, body, received_at)
         return Verified(headers=headers, body=body, digest=digest, received_at=received_at)
 
     def _check(self, headers: Headers, body: bytes, now: datetime) -> bytes:
@@ -135,7 +134,11 @@ class Endpoint:
         return hashlib.sha256(body).digest()
 
     async def _received(self, request: Verified) -> Answer:
-        envelope = self._route.provider.read(request.headers, request.body)
+        read = self._route.provider.read
+        if len(request.body) > THREAD_BYTES:
+            envelope = await asyncio.to_thread(read, request.headers, request.body)
+        else:
+            envelope = read(request.headers, request.body)
         if not self._route.wants(envelope):
             self._count("ignored")
             self._log.info("event_ignored", event_id=envelope.id, type=envelope.type)

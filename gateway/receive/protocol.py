@@ -6,6 +6,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES: Final = 64 * 1024
+TRAILER_BYTES: Final = 8 * 1024
 HEAD_WITHIN_S: Final = 10.0
 TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -20,6 +21,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._in_head = True
+        self._trailer_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -33,7 +35,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = 0
+        self._trailer_bytes = 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+            return
+        self._trailer_bytes += len(name) + len(value)  # after a chunked body: of no use to us
+        if self._trailer_bytes > TRAILER_BYTES:
+            self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -42,7 +53,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
+        if self.transport.is_closing() or not (self._in_head or self._is_idle):
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES:
@@ -50,6 +61,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         elif self._head_timer is None:
             self._start_timer()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Between two requests: what came now was only blank lines."""
+        return self.cycle is not None and self.cycle.response_complete
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_WITHIN_S, self.transport.close)

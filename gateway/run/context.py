@@ -2,16 +2,16 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import asyncpg
 import httpx
 import structlog
 
-from gateway.ledger.connection import CONTENDED, LOST, TROUBLE, Connection, Pool, Pooled
+from gateway.ledger.connection import LOST, TROUBLE, Connection, Pool, Pooled
 from gateway.ledger.deliveries import DONE, settle
 from gateway.model import Lease
 from gateway.run.upsert import (
@@ -21,7 +21,8 @@ from gateway.run.upsert import (
     upsert_statement,
 )
 
-T = TypeVar("T")
+BEGIN_S: Final = 5.0
+CLOSE_S: Final = 5.0
 
 
 class Database:
@@ -39,39 +40,38 @@ class Database:
         self._transaction: Any = None
         self._closed = False
         self._lost = False
-        self.contended = False
 
     async def execute(self, query: str, *args: Any) -> str:
         """Runs a statement; returns its status, such as `UPDATE 1`."""
         async with self._turn:
-            return await self._watch((await self._open()).execute(query, *args))
+            return await (await self._open()).execute(query, *args)
 
     async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
         """Runs a statement once per row of arguments."""
         async with self._turn:
-            await self._watch((await self._open()).executemany(query, rows))
+            await (await self._open()).executemany(query, rows)
 
     async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
         """All rows."""
         async with self._turn:
-            return await self._watch((await self._open()).fetch(query, *args))
+            return await (await self._open()).fetch(query, *args)
 
     async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
         """The first row, or None."""
         async with self._turn:
-            return await self._watch((await self._open()).fetchrow(query, *args))
+            return await (await self._open()).fetchrow(query, *args)
 
     async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
         """One value of the first row, or None."""
         async with self._turn:
-            return await self._watch((await self._open()).fetchval(query, *args, column=column))
+            return await (await self._open()).fetchval(query, *args, column=column)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """A savepoint: what fails inside is undone, and the rest of the transaction goes on."""
         async with self._turn:
             savepoint = (await self._open()).transaction()
-            await self._watch(savepoint.start())
+            await savepoint.start()
         try:
             yield
         except BaseException:
@@ -81,7 +81,7 @@ class Database:
             raise
         async with self._turn:
             await self._open()
-            await self._watch(savepoint.commit())
+            await savepoint.commit()
 
     @property
     def used(self) -> bool:
@@ -101,8 +101,8 @@ class Database:
                 raise RuntimeError(
                     "the handler ended its own transaction: leave that to the gateway"
                 )
-            await self._watch(settle(self._connection, lease, DONE))
-            await self._watch(self._transaction.commit())
+            await settle(self._connection, lease, DONE)
+            await self._transaction.commit()
 
     async def close(self) -> None:
         """Undoes what is not committed and gives the connection back."""
@@ -110,13 +110,15 @@ class Database:
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        self._lost = self._lost or _is_gone(connection)
         try:
-            if not _is_gone(connection) and connection.is_in_transaction():
-                await asyncio.wait_for(self._transaction.rollback(), timeout=5)
+            if not self._lost and connection.is_in_transaction():
+                await asyncio.wait_for(self._transaction.rollback(), timeout=CLOSE_S)
+            await self._pool.release(connection, timeout=CLOSE_S)
         except TROUBLE:
             _cut(connection)
-        finally:
-            await self._pool.release(connection)
+            with suppress(*TROUBLE):
+                await self._pool.release(connection)
 
     def abandon(self) -> None:
         """Cuts the connection, so that a handler that cannot be stopped can no longer write."""
@@ -137,27 +139,21 @@ class Database:
         return connection
 
     async def _begin(self) -> None:
-        connection = await self._pool.acquire()
+        connection = await self._pool.acquire(timeout=BEGIN_S)
         try:
-            transaction = connection.transaction()
-            await transaction.start()
-            # A stopped worker's open transaction must not block its successor for ever.
-            await connection.execute(
-                "set local idle_in_transaction_session_timeout = "
-                f"{max(1, int(self._timeout.total_seconds() * 1000))}"
-            )
+            async with asyncio.timeout(BEGIN_S):
+                transaction = connection.transaction()
+                await transaction.start()
+                # A stopped worker's open transaction must not block its successor for ever.
+                await connection.execute(
+                    "set local idle_in_transaction_session_timeout = "
+                    f"{max(1, int(self._timeout.total_seconds() * 1000))}"
+                )
         except BaseException:
             _cut(connection)
             await self._pool.release(connection)
             raise
         self._connection, self._transaction = connection, transaction
-
-    async def _watch(self, call: Awaitable[T]) -> T:
-        try:
-            return await call
-        except CONTENDED:
-            self.contended = True
-            raise
 
 
 def _is_gone(connection: Pooled) -> bool:

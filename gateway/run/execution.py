@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import asyncpg
 import httpx
 import structlog
 
-from gateway.errors import LeaseLost
-from gateway.ledger.connection import LOST, TROUBLE, Pool, describe
+from gateway.errors import HandlerSignal, LeaseLost
+from gateway.ledger.connection import CONTENDED, TROUBLE, Pool, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
 from gateway.model import Lease, Outcome, Status
 from gateway.registry import Subscription
@@ -36,6 +37,8 @@ class Workbench:
     ledger: Pool
     """Connections for settling what `ctx.db` did not."""
     http: httpx.AsyncClient
+    patience: timedelta
+    """How long a commit may go without an answer before its connection is given up."""
     on_retry: Callable[[timedelta], None]
     """Told when a delivery of ours falls due again."""
 
@@ -125,22 +128,24 @@ class Execution:
         if not self._context.db.used:
             await self._settle_apart(DONE)
             return None
+        completing = asyncio.create_task(self._context.db.complete(self.lease))
+        done, _ = await asyncio.wait({completing}, timeout=self._bench.patience.total_seconds())
+        if not done:
+            self._context.db.abandon()
         try:
-            await self._context.db.complete(self.lease)
+            await completing
         except (*TROUBLE, RuntimeError) as error:
             return error
         return None
 
     def _judge(self, error: BaseException) -> Settlement:
-        db = self._context.db
-        if self._stopped_because is not None and isinstance(error, asyncio.CancelledError):
-            return _given_back(self._stopped_because, timedelta())
-        if db.lost and not isinstance(error, HandlerTimeout):
-            return _given_back(f"Postgres went away: {summary(error)}", AFTER_LOSS)
-        if db.contended and not isinstance(error, HandlerTimeout):
-            return Settlement(
-                status=Status.PENDING, outcome=Outcome.LOST, error=summary(error), delay=AFTER_LOSS
-            )
+        if not isinstance(error, HandlerSignal | HandlerTimeout):
+            if self._stopped_because is not None:
+                return _again(Outcome.RELEASED, self._stopped_because, timedelta())
+            if self._context.db.lost:
+                return _again(Outcome.LOST, f"Postgres went away: {summary(error)}", AFTER_LOSS)
+            if _is_contention(error):
+                return _again(Outcome.LOST, summary(error), AFTER_LOSS)
         return decide(
             error,
             attempt=self.lease.attempt,
@@ -156,15 +161,28 @@ class Execution:
         while True:
             try:
                 status = await settle(self._bench.ledger, self.lease, settlement)
-            except LOST as error:
+            except asyncpg.DataError:
+                raise
+            except TROUBLE as error:
                 self._context.log.warning("settle_again", error=describe(error))
+                await self._bench.ledger.expire_connections()
                 await asyncio.sleep(RESETTLE_S)
             else:
                 return _with_status(settlement, status)
 
 
-def _given_back(because: str, delay: timedelta) -> Settlement:
-    return Settlement(status=Status.PENDING, outcome=Outcome.RELEASED, error=because, delay=delay)
+def _again(outcome: Outcome, because: str, delay: timedelta) -> Settlement:
+    """Back to where it waited, without burning an attempt."""
+    return Settlement(status=Status.PENDING, outcome=outcome, error=because, delay=delay)
+
+
+def _is_contention(error: BaseException | None) -> bool:
+    """A deadlock or serialization failure, or what the handler made of one."""
+    while error is not None:
+        if isinstance(error, CONTENDED):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _with_status(settlement: Settlement, status: Status) -> Settlement:

@@ -16,6 +16,7 @@ from gateway.model import Backoff, Outcome, RetryPolicy, Status
 BUSY: Final = frozenset({429, 503, 529})
 LINE_CHARS: Final = 500
 FRAMES: Final = 12
+LONGEST_WAIT: Final = timedelta(days=365)
 
 
 def decide(error: BaseException, *, attempt: int, policy: RetryPolicy, now: datetime) -> Settlement:
@@ -35,7 +36,7 @@ def decide(error: BaseException, *, attempt: int, policy: RetryPolicy, now: date
         outcome=Outcome.RETRY,
         error=summary(error),
         detail=detail(error),
-        delay=backoff(policy, attempt) if after is None else after,
+        delay=backoff(policy, attempt) if after is None else _bounded(after),
     )
 
 
@@ -48,15 +49,22 @@ def backoff(policy: RetryPolicy, attempt: int) -> timedelta:
 
 def summary(error: BaseException) -> str:
     """The error in one line."""
-    text = " ".join(str(error).split())[:LINE_CHARS]
+    text = " ".join(_text(error).split())[:LINE_CHARS]
     name = _name(error)
     return f"{name}: {text}" if text else name
 
 
 def detail(error: BaseException) -> str:
     """The error with the frames that led to it."""
-    lines = traceback.format_exception(error, limit=-FRAMES)
-    return summary(error) + "\n" + "".join(lines)
+    lines = traceback.format_tb(error.__traceback__, limit=-FRAMES)
+    return "\n".join([summary(error), *(line.rstrip() for line in lines)])
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the handler's own class, and its `__str__` is broken
+        return "(its text cannot be had)"
 
 
 def _name(error: BaseException) -> str:
@@ -78,7 +86,7 @@ def _dead(error: BaseException) -> Settlement:
 def _asked_to_wait(error: BaseException, policy: RetryPolicy, now: datetime) -> timedelta | None:
     """How long a deferral lasts; None where the error is none. Strangers' waits are capped."""
     if isinstance(error, Defer):
-        return error.after
+        return _bounded(error.after)
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in BUSY:
         asked = retry_after(error.response.headers.get("retry-after"), now)
         return None if asked is None else min(asked, policy.cap)
@@ -87,6 +95,10 @@ def _asked_to_wait(error: BaseException, policy: RetryPolicy, now: datetime) -> 
         asked = retry_after(headers.get("retry-after"), now)
         return min(policy.base if asked is None else asked, policy.cap)
     return None
+
+
+def _bounded(delay: timedelta) -> timedelta:
+    return min(max(delay, timedelta()), LONGEST_WAIT)
 
 
 def retry_after(text: str | None, now: datetime) -> timedelta | None:

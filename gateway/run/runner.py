@@ -72,8 +72,11 @@ class Runner:
         """Renews the leases of what runs, one statement for all of them."""
         while True:
             await asyncio.sleep(self._lease.total_seconds() / BEATS_PER_LEASE)
-            if self._running:
-                await self._beat()
+            try:
+                await self.beat()
+            except TROUBLE as error:
+                log.warning("heartbeat_missed", error=describe(error))
+                await self._leases.expire_connections()
 
     async def drain(self, grace: timedelta) -> None:
         """Takes nothing more, lets what runs finish within the grace time, hands the rest back."""
@@ -104,6 +107,7 @@ class Runner:
             leases = await self._intake.take(self._free)
         except TROUBLE as error:
             log.warning("ledger_unreachable", error=describe(error))
+            await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
             return
         for lease in leases:
@@ -127,14 +131,13 @@ class Runner:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("run_failed", delivery_id=execution.lease.delivery_id, error=describe(error))
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Renews the leases of what runs now, and stops what is no longer ours."""
         running = dict(self._running)
-        tokens = {delivery_id: e.lease.token for delivery_id, e in running.items()}
-        try:
-            held = await renew(self._leases, tokens, self._lease)
-        except TROUBLE as error:
-            log.warning("heartbeat_missed", error=describe(error))
+        if not running:
             return
+        tokens = {delivery_id: e.lease.token for delivery_id, e in running.items()}
+        held = await renew(self._leases, tokens, self._lease)
         for delivery_id, execution in running.items():
             if delivery_id not in held:
                 execution.lose()

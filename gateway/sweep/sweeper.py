@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Final
 from uuid import UUID, uuid4
@@ -17,6 +17,7 @@ from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import BATCH, Pruner
 
 REAP_LIMIT: Final = 200
+LEAVE_S: Final = 1.0
 PRUNE_STEPS: Final = 10
 MISSED_ROUNDS: Final = 6
 """Rounds without a sign after which a worker is no longer listed."""
@@ -34,12 +35,16 @@ class Sweeper:
         pruner: Pruner,
         handlers: Sequence[tuple[str, str]],
         every: timedelta,
+        lease: timedelta,
+        renew: Callable[[], Awaitable[None]],
         on_reaped: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._pruner = pruner
         self._handlers = [f"{route} {handler}" for route, handler in handlers]
         self._every = every
+        self._lease = lease
+        self._renew = renew
         self._on_reaped = on_reaped
         self._worker_id: UUID = uuid4()
 
@@ -50,20 +55,24 @@ class Sweeper:
                 await self.sweep()
             except TROUBLE as error:
                 log.warning("sweep_failed", error=describe(error))
+                await self._ledger.expire_connections()
             await asyncio.sleep(self._every.total_seconds() * random.uniform(0.8, 1.0))  # noqa: S311
 
     async def sweep(self) -> None:
         """One bounded round."""
         await self._say_alive()
+        await self._renew()  # before the reaping: after an outage our own leases look expired too
         await self._reap()
         await self._prune()
 
     async def leave(self) -> None:
         """Takes this worker off the list."""
-        try:
-            await asyncio.wait_for(self._ledger.execute(QUERIES["leave"], self._worker_id), 1)
-        except TROUBLE as error:
-            log.warning("leave_failed", error=describe(error))
+        leaving = asyncio.ensure_future(self._ledger.execute(QUERIES["leave"], self._worker_id))
+        await asyncio.wait({leaving}, timeout=LEAVE_S)
+        if not leaving.done():
+            leaving.cancel()
+        elif leaving.exception() is not None:
+            log.warning("leave_failed")
 
     async def _say_alive(self) -> None:
         await self._ledger.execute(
@@ -76,7 +85,7 @@ class Sweeper:
         )
 
     async def _reap(self) -> None:
-        reaped = await reap(self._ledger, REAP_LIMIT)
+        reaped = await reap(self._ledger, REAP_LIMIT, self._lease)
         for row in reaped:
             log.warning(
                 "lease_taken_back",

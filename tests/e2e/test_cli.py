@@ -201,7 +201,7 @@ async def test_status_on_one_screen(project: Project, ledger: Reader, database_u
     )
     with project.process("worker") as worker:
         await worker.says("delivery_done")
-        report = json.loads(project.run("status", "--json").stdout)
+        [report] = json.loads(project.run("status", "--json").stdout)
         assert len(report["workers"]) == 1
         assert report["redis"]["reachable"] is True
         assert [(h["handler"], h["pending"], h["orphaned"]) for h in report["handlers"]] == [
@@ -210,7 +210,7 @@ async def test_status_on_one_screen(project: Project, ledger: Reader, database_u
         assert [(r["route"], r["last_hour"]) for r in report["routes"]] == [("stripe", 1)]
         text = project.run("status").stdout
         assert "orphaned: no worker has this handler" in text
-    away = json.loads(
+    [away] = json.loads(
         project.run("status", "--json", GATEWAY_REDIS_URL=f"redis://127.0.0.1:{free_port()}").stdout
     )
     assert away["redis"]["reachable"] is False

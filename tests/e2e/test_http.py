@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
@@ -293,6 +294,17 @@ async def test_credentials_and_nul_bytes_do_not_reach_the_ledger(
 async def test_a_head_without_end_is_refused(serving: Serving) -> None:
     answer = await talk(serving, b"POST / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * (HEAD_BYTES + 2000))
     assert answer.startswith(b"HTTP/1.1 431"), answer[:100]
+
+
+async def test_trailers_are_dropped_and_bounded(serving: Serving) -> None:
+    head = b"POST /webhooks/stripe HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    few = await talk(
+        serving, head.replace(b"host: x", b"host: x\r\nconnection: close") + b"0\r\na: b\r\n\r\n"
+    )
+    assert few.startswith(b"HTTP/1.1 403")
+    many = head + b"0\r\n" + b"a: " + b"x" * 100 + b"\r\n"
+    with suppress(ConnectionError):
+        assert await talk(serving, many + (b"a: " + b"x" * 100 + b"\r\n") * 200) == b""
 
 
 async def test_a_refused_body_closes_the_connection(serving: Serving) -> None:

@@ -196,7 +196,7 @@ async def test_a_handler_that_ignores_everything_does_not_keep_a_worker_from_end
         await until(lambda: ledger.value("select 1 from gateway.deliveries where status='running'"))
         worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(30) == 0
-        assert "tasks_abandoned" in worker.output
+        assert "tasks_left_behind" in worker.output
 
 
 async def test_a_stopped_worker_comes_back_from_the_dead_and_applies_nothing_twice(

@@ -99,6 +99,17 @@ async def test_children_that_end_are_started_again(newcomer: Project) -> None:
         await until(lambda: '"done"' in newcomer.run("events", "--json").stdout)
 
 
+async def test_an_engine_that_ends_is_started_again(newcomer: Project) -> None:
+    with newcomer.process("up") as up:
+        await up.says("Ready.")
+        home = Postgres(newcomer.directory / DATA / "postgres").home
+        pid = int((home / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        await up.says("engine_ended")
+        await until(lambda: newcomer.run("send", "stripe", "invoice.paid").returncode == 0)
+        await until(lambda: '"done"' in newcomer.run("events", "--json").stdout)
+
+
 def children(up: Running) -> list[int]:
     """The pids of `serve` and `worker`."""
     listed = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text()

@@ -232,6 +232,27 @@ async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(
     assert honest.verdict is Verdict.ACCEPTED
 
 
+async def test_a_database_that_was_read_only_for_a_while_is_written_again(
+    database_url: str, ledger: Reader
+) -> None:
+    """Sessions that were opened meanwhile stay read-only: they must not be kept."""
+    cut = (
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where application_name = 'gateway claims' and datname = current_database()"
+    )
+    name = await ledger.value("select current_database()")
+    async with claiming(database_url) as claimer:
+        await claimer.claim(make_claim())
+        await ledger.run(f'alter database "{name}" set default_transaction_read_only = on')
+        await ledger.run(cut)
+        for _ in range(4):
+            with pytest.raises(StorageUnavailable, match="read-only"):
+                await claimer.claim(make_claim())
+        await ledger.run(f'alter database "{name}" reset default_transaction_read_only')
+        answers = await asyncio.gather(*(claimer.claim(make_claim()) for _ in range(9)))
+    assert verdicts(list(answers)) == {"accepted": 9}
+
+
 async def test_a_stopped_claimer_refuses_instead_of_hanging(database_url: str) -> None:
     async with claiming(database_url) as claimer:
         pass

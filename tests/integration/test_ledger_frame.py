@@ -92,7 +92,7 @@ async def test_sql_moves_states_exactly_as_the_model_says(
         lambda: settles(Status.PENDING, Outcome.RELEASED),
         lambda: settles(Status.PENDING, Outcome.LOST),
         lambda: settles(Status.DEAD, Outcome.DEAD),
-        lambda: reap(connection, 10),
+        lambda: reap(connection, 10, timedelta()),
         lambda: replay(connection, delivery_id, actor="test", reason=None),
         lambda: connection.fetchval(QUERIES["expire_dead"], "stripe", timedelta(), 10),
     ]
@@ -119,7 +119,7 @@ async def test_a_settle_with_an_old_token_changes_nothing(
     await claim_all(database_url, [make_claim("evt_1")])
     connection = await asyncpg.connect(database_url)
     [first] = await lease_due(connection, 1, HANDLERS, -SECOND)
-    await reap(connection, 1)
+    await reap(connection, 1, timedelta())
     [second] = await lease_due(connection, 1, HANDLERS, 60 * SECOND)
     with pytest.raises(LeaseLost):
         await settle(connection, first, DONE)

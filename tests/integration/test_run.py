@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from gateway import Context, Defer, Event, Reject, Retry
+from gateway.ledger.queries import QUERIES
 from gateway.model import Backoff, RetryPolicy
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -320,8 +321,154 @@ async def test_a_cut_connection_burns_no_attempt_and_leaves_one_effect(
     one = RetryPolicy(attempts=1, backoff=Backoff.FIXED, base=SECOND, cap=SECOND)
     delivery = await run_one(database_url, ledger, handler, status="done", retry=one)
     assert (runs, delivery["attempts"]) == ([1] * 4, 1)
-    assert await ledger.outcomes() == ["released"] * 3 + ["done"]
+    assert await ledger.outcomes() == ["lost"] * 3 + ["done"]
     assert await ledger.effects() == 1
+
+
+async def test_a_handler_that_ends_its_own_connection_does_not_loop_for_ever(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.run.execution.AFTER_LOSS", timedelta(milliseconds=10))
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await ctx.db.execute("select pg_terminate_backend(pg_backend_pid())")
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert delivery["error"].startswith("WORKER_LOST: 10 runs in a row were lost")
+
+
+async def test_a_commit_that_is_never_answered_is_given_up(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a connection that a firewall forgot: nothing comes back, not even an error."""
+    from gateway.run.context import Database
+
+    complete, hung = Database.complete, asyncio.Event()
+
+    async def hang_once(self: Database, lease: Any) -> None:
+        if not hung.is_set():
+            hung.set()
+            await self._connection.execute("select pg_sleep(60)")
+        await complete(self, lease)
+
+    monkeypatch.setattr(Database, "complete", hang_once)
+    await run_one(database_url, ledger, count, status="done")
+    assert await ledger.outcomes() == ["lost", "done"]
+    assert await ledger.effects() == 1
+
+
+async def test_nothing_of_a_session_reaches_the_next_delivery(
+    database_url: str, ledger: Reader
+) -> None:
+    """A temporary table would shadow the real one, and a role would stay."""
+    await ledger.run("create role app_of_the_test superuser")
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await ctx.db.execute(
+            "insert into effects (event_id, handler) values ($1, current_user)", ""
+        )
+        await ctx.db.execute("create temp table effects (like public.effects)")
+        await ctx.db.execute("set role app_of_the_test")
+
+    claims = [make_claim(f"evt_{n}") for n in range(5)]
+    await claim_all(database_url, claims)
+    try:
+        async with working(database_url, subscribe(handler), concurrency=1):
+            await until(lambda: _all_done(ledger, 5))
+    finally:
+        await ledger.run("drop role app_of_the_test")
+    who = await ledger.rows("select handler from effects")
+    assert [row["handler"] for row in who] == ["gateway"] * 5
+
+
+async def test_cleaning_up_at_a_shutdown_burns_no_attempt(
+    database_url: str, ledger: Reader
+) -> None:
+    started = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise RuntimeError("could not clean up")
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), grace=timedelta(seconds=0.1)):
+        await started.wait()
+    delivery = await ledger.delivery()
+    assert (delivery["status"], delivery["attempts"]) == ("pending", 0)
+    assert await ledger.outcomes() == ["released"]
+
+
+async def test_a_handlers_decision_counts_even_after_a_deadlock_that_it_handled(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        with suppress(asyncpg.DeadlockDetectedError):
+            async with ctx.db.transaction():
+                await ctx.db.execute("do $$ begin raise exception using errcode = '40P01'; end $$")
+        raise Reject("no")
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert (delivery["error"], delivery["attempts"]) == ("REJECTED: no", 1)
+
+
+class Unprintable(Exception):
+    """An error of a user's whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ValueError("broken")
+
+
+async def test_an_error_that_cannot_be_printed_is_settled_all_the_same(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        raise Unprintable
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert delivery["error"] == "Unprintable: (its text cannot be had)"
+
+
+@pytest.mark.parametrize("signal", [Retry(after=timedelta.max), Defer(after=timedelta.max)])
+async def test_an_absurd_delay_is_bounded(
+    signal: Exception, database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        raise signal
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler)):
+        await until(lambda: ledger.outcomes())
+    assert await ledger.value("select due_at < now() + interval '400 days' from gateway.deliveries")
+
+
+async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
+    database_url: str, ledger: Reader
+) -> None:
+    """After an outage longer than the lease, a live worker's own leases look expired too."""
+    runs: list[str] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append("run")
+        await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
+        await asyncio.sleep(1)
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), lease=60 * SECOND):
+        await until(lambda: _is_done(ledger))
+    assert runs == ["run"]
+    assert await ledger.outcomes() == ["done"]
+
+
+async def test_nothing_is_taken_back_while_postgres_has_only_just_come_back(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    await ledger.rows(QUERIES["lease_due"], ["stripe"], ["handlers.count"], 1, -SECOND)
+    assert await ledger.rows(QUERIES["reap"], 1, 10, timedelta(days=3650)) == []
+    assert len(await ledger.rows(QUERIES["reap"], 1, 10, timedelta())) == 1
 
 
 async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
@@ -377,7 +524,7 @@ async def test_a_run_whose_lease_was_taken_over_leaves_no_trace(
         runs.append("run")
         await count(event, ctx)
         if len(runs) == 1:
-            await _expire_and_take(ledger)
+            await _take_back(ledger)
             await first_may_end.wait()
 
     await claim_all(database_url, [make_claim("evt_1")])
@@ -389,9 +536,10 @@ async def test_a_run_whose_lease_was_taken_over_leaves_no_trace(
     assert await ledger.effects() == 1
 
 
-async def _expire_and_take(ledger: Reader) -> None:
-    """As if the worker had been stopped for longer than its lease."""
+async def _take_back(ledger: Reader) -> None:
+    """As another worker's sweep does once the lease has run out."""
     await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
+    await ledger.rows(QUERIES["reap"], 1, 10, timedelta())
 
 
 async def test_a_heartbeat_that_finds_the_lease_lost_cancels_the_handler(

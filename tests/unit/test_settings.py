@@ -264,3 +264,25 @@ def test_discovery_ignores_an_absent_or_broken_file(tmp_path: Path) -> None:
     assert discover(settings) == settings
     (tmp_path / "up.json").write_text('{"database_url": 5')
     assert discover(settings) == settings
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://gw:hunter2/x@localhost/db",
+        "postgresql://gw:hunter2#x@localhost/db",
+        "postgresql://gw:hunter2@localhost:99999/db",
+        "postgresql://gw:hunter2@localhost:0/db",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigInvalid, match="percent-encoded password") as error:
+        load_settings({"GATEWAY_DATABASE_URL": url})
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["redis://:hunter2/x@localhost", "redis://localhost/hunter2"])
+def test_a_redis_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigInvalid, match="percent-encoded password") as error:
+        load_settings({"GATEWAY_REDIS_URL": url})
+    assert "hunter2" not in str(error.value)
