@@ -174,7 +174,9 @@ class Endpoint:
         elif claimed.first_event_id is not None:
             self._flagged.inc()
             self._log.warning("event_flagged", replay_of=claimed.first_event_id, **fields)
-        self._log.info(f"event_{claimed.verdict.value}", **fields)
+        self._log.info(
+            f"event_{claimed.verdict.value}", delivery_ids=list(claimed.delivery_ids), **fields
+        )
 
     def _count(self, outcome: str) -> None:
         self._requests.labels(self._route.name, outcome).inc()

@@ -37,12 +37,7 @@ class Registry:
 
     def __init__(self, subscriptions: Iterable[Subscription]) -> None:
         self.subscriptions = tuple(subscriptions)
-        self._by_name = {(item.route, item.handler): item for item in self.subscriptions}
         self._remembered = lru_cache(maxsize=REMEMBERED_TYPES)(self._matching)
-
-    def get(self, route: str, handler: str) -> Subscription | None:
-        """The subscription of that name, if this process has it."""
-        return self._by_name.get((route, handler))
 
     def for_event(self, route: str, type: str) -> tuple[str, ...]:
         """The names of the handlers that take such an event, in the order of their definition."""

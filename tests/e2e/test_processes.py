@@ -1,6 +1,7 @@
 """Real `serve` and `worker` processes: once, through kills, with and without Redis."""
 
 import asyncio
+import json
 import signal
 import sys
 from collections import Counter
@@ -11,7 +12,13 @@ import pytest
 
 from gateway.embedded import Redis
 from tests.support.ledger import Reader
-from tests.support.processes import Project, github_request, stripe_request
+from tests.support.processes import (
+    STRIPE_SECRET,
+    Project,
+    free_port,
+    github_request,
+    stripe_request,
+)
 from tests.support.waiting import until
 
 
@@ -36,6 +43,41 @@ async def test_a_hundred_posts_of_one_event_have_one_effect(
         assert statuses(first + second) == {"accepted": 1, "duplicate": 99}
         await until(lambda: done(ledger, 1))
         assert await ledger.effects() == 1
+
+
+async def test_logs_say_which_event_and_delivery_and_neither_secret_nor_payload(
+    project: Project, ledger: Reader
+) -> None:
+    with project.serve() as serving, project.process("worker") as worker:
+        await serving.ready()
+        await serving.post(*stripe_request("evt_1", extra="what a customer wrote"))
+        await serving.post(*stripe_request("evt_2", secret="whsec_of_somebody_else"))
+        await until(lambda: done(ledger, 1))
+        await worker.says("delivery_done")
+        lines = [json.loads(line) for line in serving.running.output.splitlines()]
+        lines += [json.loads(line) for line in worker.output.splitlines()]
+    delivery_id = (await ledger.delivery())["id"]
+    [accepted] = [line for line in lines if line["event"] == "event_accepted"]
+    [delivered] = [line for line in lines if line["event"] == "delivery_done"]
+    [refused] = [line for line in lines if line["event"] == "request_refused"]
+    assert (accepted["route"], accepted["event_id"]) == ("stripe", "evt_1")
+    assert accepted["delivery_ids"] == [delivery_id]
+    assert (delivered["route"], delivered["event_id"]) == ("stripe", "evt_1")
+    assert delivered["delivery_id"] == delivery_id
+    assert (refused["route"], refused["code"]) == ("stripe", "BAD_SIGNATURE")
+    for text in (STRIPE_SECRET, "whsec_of_somebody_else", "what a customer wrote"):
+        assert text not in str(lines)
+
+
+@pytest.mark.parametrize("blind", ["serve", "worker"])
+async def test_redis_out_of_reach_from_one_side_only_is_no_matter(
+    blind: str, project: Project, ledger: Reader
+) -> None:
+    away = {"GATEWAY_REDIS_URL": f"redis://127.0.0.1:{free_port()}"}
+    sides: dict[str, dict[str, str]] = {"serve": {}, "worker": {}, blind: away}
+    with project.serve(**sides["serve"]) as serving, project.process("worker", **sides["worker"]):
+        await serving.ready()
+        await _send_and_see(serving, ledger, 1)
 
 
 async def test_crossed_batches_of_two_serve_processes_all_end_in_200(

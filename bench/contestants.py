@@ -1,0 +1,120 @@
+"""What the gateway is measured against, each under the same uvicorn as `gateway serve`."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import arq
+import asyncpg
+import uvicorn
+import uvloop
+from arq.connections import RedisSettings
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from bench.requests import PATH, SECRET
+from gateway.providers import PROVIDERS
+from gateway.server import BACKLOG, KEEP_ALIVE_S
+
+TABLE = """
+create table if not exists textbook (
+    event_id text primary key, type text not null, body bytea not null,
+    received_at timestamptz not null default now()
+)
+"""
+
+
+def verify(headers: dict[str, str], body: bytes) -> None:
+    PROVIDERS["stripe"].verify(
+        headers, body, secrets=[SECRET], now=datetime.now(UTC), tolerance=timedelta(minutes=5)
+    )
+
+
+async def plain(scope: Scope, receive: Receive, send: Send) -> None:
+    """(a) ASGI and HMAC, and nothing else."""
+    if scope["type"] != "http":
+        return
+    body = b""
+    more = True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    verify({k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}, body)
+    headers = [(b"content-length", b"15")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b'{"status":"ok"}'})
+
+
+def starlette() -> Starlette:
+    """(b) A Starlette route with HMAC and json, no database."""
+
+    async def receive(request: Request) -> JSONResponse:
+        body = await request.body()
+        verify(dict(request.headers), body)
+        return JSONResponse({"status": "accepted", "event_id": json.loads(body)["id"]})
+
+    return Starlette(routes=[Route(PATH, receive, methods=["POST"])])
+
+
+def textbook() -> Starlette:
+    """(c) One INSERT ... ON CONFLICT and one enqueue_job per request."""
+    state: dict[str, Any] = {}
+
+    async def open_pools() -> None:
+        state["pool"] = await asyncpg.create_pool(os.environ["BENCH_DATABASE_URL"], max_size=10)
+        await state["pool"].execute(TABLE)
+        state["arq"] = await arq.create_pool(
+            RedisSettings(unix_socket_path=os.environ["BENCH_REDIS_SOCKET"])
+        )
+
+    async def receive(request: Request) -> JSONResponse:
+        if not state:
+            await open_pools()
+        body = await request.body()
+        verify(dict(request.headers), body)
+        event = json.loads(body)
+        status = await state["pool"].execute(
+            "insert into textbook (event_id, type, body) values ($1, $2, $3) "
+            "on conflict do nothing",
+            event["id"],
+            event["type"],
+            body,
+        )
+        if status == "INSERT 0 1":
+            await state["arq"].enqueue_job("handle", event["id"], _job_id=event["id"])
+        return JSONResponse({"status": "accepted", "event_id": event["id"]})
+
+    return Starlette(routes=[Route(PATH, receive, methods=["POST"])])
+
+
+APPS: dict[str, Callable[[], Any]] = {
+    "plain": lambda: plain,
+    "starlette": starlette,
+    "textbook": textbook,
+}
+
+
+def main() -> None:
+    """python -m bench.contestants NAME PORT"""
+    config = uvicorn.Config(
+        APPS[sys.argv[1]](),
+        port=int(sys.argv[2]),
+        http="httptools",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    uvloop.run(uvicorn.Server(config).serve())
+
+
+if __name__ == "__main__":
+    main()
