@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -67,16 +68,16 @@ def textbook() -> Starlette:
     """(c) One INSERT ... ON CONFLICT and one enqueue_job per request."""
     state: dict[str, Any] = {}
 
-    async def open_pools() -> None:
+    @asynccontextmanager
+    async def open_pools(_: Starlette) -> AsyncIterator[None]:
         state["pool"] = await asyncpg.create_pool(os.environ["BENCH_DATABASE_URL"], max_size=10)
         await state["pool"].execute(TABLE)
         state["arq"] = await arq.create_pool(
             RedisSettings(unix_socket_path=os.environ["BENCH_REDIS_SOCKET"])
         )
+        yield
 
     async def receive(request: Request) -> JSONResponse:
-        if not state:
-            await open_pools()
         body = await request.body()
         verify(dict(request.headers), body)
         event = json.loads(body)
@@ -91,7 +92,7 @@ def textbook() -> Starlette:
             await state["arq"].enqueue_job("handle", event["id"], _job_id=event["id"])
         return JSONResponse({"status": "accepted", "event_id": event["id"]})
 
-    return Starlette(routes=[Route(PATH, receive, methods=["POST"])])
+    return Starlette(routes=[Route(PATH, receive, methods=["POST"])], lifespan=open_pools)
 
 
 APPS: dict[str, Callable[[], Any]] = {
@@ -107,7 +108,7 @@ def main() -> None:
         APPS[sys.argv[1]](),
         port=int(sys.argv[2]),
         http="httptools",
-        lifespan="off",
+        lifespan="auto",
         log_level="error",
         access_log=False,
         backlog=BACKLOG,

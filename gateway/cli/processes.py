@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from typing import Annotated, Final
@@ -62,8 +63,13 @@ def _tell(started: Started) -> None:
             f"  [yellow]notice[/yellow]   {reference} is not set: a development secret is used"
         )
     for route in started.config.routes[:1]:
-        command = f"gateway send {route.name} {_example(route.provider.name)}"
+        command = f"{_gateway()} send {route.name} {_example(route.provider.name)}"
         out.print(f"\n  Ready. Try:  [bold]{command}[/bold]\n")
+
+
+def _gateway() -> str:
+    """How this very command is called from here, whether or not it is on the PATH."""
+    return "gateway" if shutil.which("gateway") else os.path.relpath(sys.argv[0])
 
 
 def _example(provider: str) -> str:
