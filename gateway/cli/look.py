@@ -94,14 +94,7 @@ def events(
     """
     _list(
         list_events,
-        Filter(
-            route=route,
-            type=type,
-            handler=handler,
-            since=parse_moment(since),
-            until=parse_moment(until),
-            limit=_limit(limit, as_json),
-        ),
+        _filter(route, type, handler, since, until, _limit(limit, as_json)),
         ["received_at", "route", "event_id", "type", "deliveries", "note"],
         as_json,
         empty="No event matches.",
@@ -123,14 +116,7 @@ def dead(
     """
     _list(
         list_dead,
-        Filter(
-            route=route,
-            type=type,
-            handler=handler,
-            since=parse_moment(since),
-            until=parse_moment(until),
-            limit=_limit(limit, as_json),
-        ),
+        _filter(route, type, handler, since, until, _limit(limit, as_json)),
         ["delivery_id", "finished_at", "route", "type", "handler", "attempts", "error"],
         as_json,
         empty="No dead letters.",
@@ -162,6 +148,24 @@ def show(
 
 def _on(route: str | None) -> str:
     return "" if route is None else f" on route {route!r}"
+
+
+def _filter(
+    route: str | None,
+    type: str | None,
+    handler: str | None,
+    since: str | None,
+    until: str | None,
+    limit: int | None,
+) -> Filter:
+    return Filter(
+        route=route,
+        type=type,
+        handler=handler,
+        since=parse_moment(since),
+        until=parse_moment(until),
+        limit=limit,
+    )
 
 
 def _limit(limit: int | None, as_json: bool) -> int | None:

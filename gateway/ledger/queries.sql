@@ -123,29 +123,31 @@ select id from held;
 -- name: settle
 -- The end of a run, fenced by the lease's token: no row back means that the lease was lost.
 -- A loss does not count against the delivery where the server itself was restarted meanwhile.
-with held as (
-    select id,
-           case when $4 = 'lost' and pg_postmaster_start_time() > leased_at then 'released'
-                else $4 end as outcome,
-           $4 = 'lost' and pg_postmaster_start_time() <= leased_at and losses + 1 >= $8 as too_often
-    from gateway.deliveries
-    where id = $1 and lease_token = $2 and status = 'running'
+with server as (
+    select pg_postmaster_start_time() as started_at
 ), settled as (
     update gateway.deliveries d
-    set status = case when held.too_often then 'dead' else $3 end,
+    set status = case when $4 = 'lost' and server.started_at <= d.leased_at and d.losses + 1 >= $8
+                      then 'dead' else $3 end,
         attempts = d.attempts + $5::integer,
-        losses = case held.outcome when 'lost' then d.losses + 1 when 'released' then d.losses
-                                   else 0 end,
+        losses = case when $4 = 'lost' and server.started_at <= d.leased_at then d.losses + 1
+                      when $4 in ('lost', 'released') then d.losses
+                      else 0 end,
         due_at = clock_timestamp() + $6::interval,
-        error = case when held.too_often then 'WORKER_LOST: ' || d.losses + 1
+        error = case when $4 = 'lost' and server.started_at <= d.leased_at and d.losses + 1 >= $8
+                     then 'WORKER_LOST: ' || d.losses + 1
                           || ' runs in a row were lost; the last: ' || $7
                      else $7 end,
-        finished_at = case when $3 in ('done', 'dead') or held.too_often
-                           then clock_timestamp() end,
-        lease_token = null, leased_until = null
-    from held
-    where d.id = held.id and d.lease_token = $2 and d.status = 'running'
-    returning d.id, d.runs, d.leased_at, d.status, held.outcome
+        lease_token = null, leased_until = null,
+        finished_at = case when $3 in ('done', 'dead')
+                             or ($4 = 'lost' and server.started_at <= d.leased_at
+                                 and d.losses + 1 >= $8)
+                           then clock_timestamp() end
+    from server
+    where d.id = $1 and d.lease_token = $2 and d.status = 'running'
+    returning d.id, d.runs, d.leased_at, d.status,
+              case when $4 = 'lost' and server.started_at > d.leased_at then 'released'
+                   else $4 end as outcome
 ), noted as (
     insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
     select id, runs, leased_at, clock_timestamp(), outcome, coalesce($9, $7) from settled

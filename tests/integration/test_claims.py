@@ -87,7 +87,9 @@ async def test_accepted_deliveries_are_announced_once(database_url: str) -> None
     assert announced == list(accepted.delivery_ids)
 
 
-async def test_crossed_batches_of_two_processes_all_end_well(database_url: str) -> None:
+async def test_crossed_batches_of_two_processes_all_end_well_and_never_deadlock(
+    database_url: str, ledger: Reader
+) -> None:
     ids = [f"evt_{n:03}" for n in range(200)]
     async with claiming(database_url) as one, claiming(database_url) as two:
         for _ in range(5):
@@ -96,6 +98,18 @@ async def test_crossed_batches_of_two_processes_all_end_well(database_url: str) 
                 *(two.claim(make_claim(i)) for i in reversed(ids)),
             )
     assert {a.verdict for a in answers} == {Verdict.DUPLICATE}
+    fresh = [f"new_{n:03}" for n in range(1000)]
+    async with claiming(database_url) as one, claiming(database_url) as two:
+        await asyncio.gather(
+            *(one.claim(make_claim(i)) for i in fresh),
+            *(two.claim(make_claim(i)) for i in reversed(fresh)),
+        )
+    assert (
+        await ledger.value(
+            "select deadlocks from pg_stat_database where datname = current_database()"
+        )
+        == 0
+    )
 
 
 async def test_a_row_that_postgres_refuses_fails_alone(database_url: str) -> None:

@@ -1,5 +1,6 @@
 """The frame of the ledger: queries prepare and are used, states move as the model says."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -130,6 +131,27 @@ async def test_a_settle_with_an_old_token_changes_nothing(
         await settle(connection, second, DONE)
     await connection.close()
     assert await ledger.outcomes() == ["lost", "done"]
+
+
+async def test_a_settle_that_waited_for_a_reap_finds_its_lease_gone(
+    database_url: str, ledger: Reader
+) -> None:
+    """The row is locked while the zombie settles: it must not act on what it saw before."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    zombie = await asyncpg.connect(database_url)
+    sweeper = await asyncpg.connect(database_url)
+    [lease] = await lease_due(zombie, 1, HANDLERS, -SECOND)
+    async with sweeper.transaction():
+        assert len(await reap(sweeper, 1, timedelta())) == 1
+        late = asyncio.create_task(settle(zombie, lease, DONE))
+        await asyncio.sleep(0.2)
+        assert not late.done()
+    with pytest.raises(LeaseLost):
+        await late
+    assert await ledger.statuses() == {"pending": 1}
+    assert await ledger.outcomes() == ["lost"]
+    await zombie.close()
+    await sweeper.close()
 
 
 async def test_a_replay_leaves_an_audit_row_and_starts_a_fresh_round(

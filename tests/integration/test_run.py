@@ -445,9 +445,10 @@ async def test_an_absurd_delay_is_bounded(
 
 
 async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
-    database_url: str, ledger: Reader
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage longer than the lease, a live worker's own leases look expired too."""
+    monkeypatch.setattr("gateway.run.runner.BEATS_PER_LEASE", 0.001)
     runs: list[str] = []
 
     async def handler(event: Event, ctx: Context) -> None:
@@ -456,7 +457,7 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
         await asyncio.sleep(1)
 
     await claim_all(database_url, [make_claim("evt_1")])
-    async with working(database_url, subscribe(handler), lease=60 * SECOND):
+    async with working(database_url, subscribe(handler), lease=SECOND):
         await until(lambda: _is_done(ledger))
     assert runs == ["run"]
     assert await ledger.outcomes() == ["done"]
@@ -500,12 +501,11 @@ async def test_a_long_handler_keeps_its_lease(database_url: str, ledger: Reader)
         await asyncio.sleep(2.5)
 
     await claim_all(database_url, [make_claim("evt_1")])
-    subscription = subscribe(handler)
-    async with (
-        working(database_url, subscription, lease=SECOND),
-        working(database_url, subscription, lease=SECOND),
-    ):
-        await until(lambda: _is_done(ledger))
+    seldom = timedelta(minutes=5)
+    async with working(database_url, subscribe(handler), lease=SECOND, sweep=seldom):
+        await until(lambda: ledger.value("select 1 from gateway.deliveries where runs = 1"))
+        async with working(database_url, subscribe(handler), lease=SECOND):
+            await until(lambda: _is_done(ledger))
     assert await ledger.outcomes() == ["done"]
     assert await ledger.effects() == 1
 
