@@ -21,6 +21,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._in_head = True
+        self._in_message = False
         self._trailer_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -33,7 +34,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        self._in_head = True
+        self._in_head = self._in_message = True
         self._head_bytes = 0
         self._trailer_bytes = 0
         super().on_message_begin()
@@ -51,6 +52,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.transport.is_closing() or not (self._in_head or self._is_idle):
@@ -65,7 +70,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         """Between two requests: what came now was only blank lines."""
-        return self.cycle is not None and self.cycle.response_complete
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and not self._in_message
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_WITHIN_S, self.transport.close)

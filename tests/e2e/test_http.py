@@ -296,6 +296,26 @@ async def test_a_head_without_end_is_refused(serving: Serving) -> None:
     assert answer.startswith(b"HTTP/1.1 431"), answer[:100]
 
 
+async def test_keep_alive_and_pipelined_requests_are_all_answered(serving: Serving) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
+    for _ in range(3):
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + b"\r\n")
+        for _ in range(3):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert head.startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(18) == b'{"status":"alive"}'
+    writer.close()
+
+
+async def test_a_large_body_on_an_unknown_path_gets_one_answer(serving: Serving) -> None:
+    body = b"x" * 300_000
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    with suppress(ConnectionError):
+        answer = await talk(serving, head % len(body) + body)
+        assert answer.startswith(b"HTTP/1.1 404")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
 async def test_trailers_are_dropped_and_bounded(serving: Serving) -> None:
     head = b"POST /webhooks/stripe HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     few = await talk(
