@@ -15,7 +15,7 @@ from starlette.types import Lifespan
 
 from gateway.errors import CommandFailed, StorageUnavailable
 from gateway.ledger.claims import Claimer
-from gateway.ledger.connection import connect
+from gateway.ledger.connection import COMMAND_TIMEOUT_S, connect
 from gateway.ledger.migrate import check_version
 from gateway.project import Project, database_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
@@ -37,7 +37,8 @@ def build_app(project: Project) -> App:
     """The ASGI application, with everything behind it, wired by hand."""
     settings, url = project.settings, database_url(project.settings)
     hand_off = HandOff(connect_redis(redis_url(settings)), max_depth=settings.queue_depth)
-    claimer = Claimer(url, on_accepted=hand_off.offer)
+    longest_s = max((r.ack_within.total_seconds() for r in project.config.routes), default=0)
+    claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=max(COMMAND_TIMEOUT_S, longest_s))
     admission = Admission(max_requests=settings.max_in_flight, max_bytes=settings.max_buffered)
     metrics = Metrics()
     endpoints = {

@@ -105,7 +105,7 @@ class Worker:
         leases = await self._pool(
             "leases",
             LEASE_CONNECTIONS,
-            command_timeout_s=min(COMMAND_TIMEOUT_S, settings.lease.total_seconds()),
+            command_timeout_s=COMMAND_TIMEOUT_S,
             synchronous_commit="off",
         )
         ledger = await self._pool("ledger", LEDGER_CONNECTIONS)

@@ -12,6 +12,7 @@ import typer
 import uvloop
 
 from gateway.cli.output import console
+from gateway.ledger.connection import describe
 from gateway.logs import configure_logs
 from gateway.project import Project, database_url, load_project, redis_url
 from gateway.queue.cancellation import end
@@ -112,7 +113,7 @@ async def _work(project: Project, with_parent: bool) -> None:
     def stop() -> None:
         if stopping.is_set():
             worker.hurry()
-            asyncio.get_running_loop().call_later(HURRY_S, _leave)
+            asyncio.get_running_loop().call_later(HURRY_S, _leave, 0)
         stopping.set()
 
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -127,20 +128,23 @@ async def _work(project: Project, with_parent: bool) -> None:
     stopped.cancel()
     await end(listening)
     await worker.stop()
-    if not stopping.is_set():
-        failed.result()
-    _leave()
+    if stopping.is_set():
+        _leave(0)
+    log.error("worker_failed", error=describe(failed.exception() or RuntimeError("it ended")))
+    _leave(1)
 
 
-def _leave() -> None:
+def _leave(code: int) -> None:
     """Ends the process here and now: a handler that ignores its cancellation, or sits in a thread,
     would keep the interpreter from ending by itself."""
     strays = len(asyncio.all_tasks()) - 1
     if strays > 0:
         log.info("tasks_left_behind", tasks=strays)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _load(*, with_secrets: bool) -> Project:

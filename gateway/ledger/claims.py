@@ -14,6 +14,7 @@ import structlog
 
 from gateway.errors import StorageUnavailable
 from gateway.ledger.connection import (
+    COMMAND_TIMEOUT_S,
     CONTENDED,
     LOST,
     Connection,
@@ -80,10 +81,16 @@ class _Waiter:
 class Claimer:
     """Takes claims from many requests and commits them together."""
 
-    def __init__(self, url: str, *, on_accepted: Callable[[Sequence[int]], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        on_accepted: Callable[[Sequence[int]], None],
+        patience_s: float = COMMAND_TIMEOUT_S,
+    ) -> None:
         self._waiting: deque[_Waiter] = deque()
         self._wake = asyncio.Event()
-        self._flushers = [_Flusher(url, on_accepted) for _ in range(FLUSHERS)]
+        self._flushers = [_Flusher(url, on_accepted, patience_s) for _ in range(FLUSHERS)]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -140,8 +147,11 @@ class Claimer:
 class _Flusher:
     """One connection that commits one batch after another."""
 
-    def __init__(self, url: str, on_accepted: Callable[[Sequence[int]], None]) -> None:
+    def __init__(
+        self, url: str, on_accepted: Callable[[Sequence[int]], None], patience_s: float
+    ) -> None:
         self._url = url
+        self._patience_s = patience_s
         self._on_accepted = on_accepted
         self._connection: Connection | None = None
 
@@ -182,7 +192,9 @@ class _Flusher:
 
     async def _claim(self, batch: Sequence[_Waiter]) -> None:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._url, name="gateway claims")
+            self._connection = await connect(
+                self._url, name="gateway claims", command_timeout_s=self._patience_s
+            )
         firsts = _first_of_each_key(batch)
         answers = await _insert(self._connection, [w.claim for w in firsts])
         accepted = [i for a in answers.values() for i in a.delivery_ids]

@@ -45,13 +45,15 @@ TROUBLE: Final = (*LOST, asyncpg.PostgresError)
 """Anything that Postgres or the way to it can answer with."""
 
 
-async def connect(url: str, *, name: str, **server_settings: str) -> Connection:
+async def connect(
+    url: str, *, name: str, command_timeout_s: float = COMMAND_TIMEOUT_S, **server_settings: str
+) -> Connection:
     """One connection of our own, outside any pool."""
     try:
         connection: Connection = await asyncpg.connect(
             url,
             timeout=CONNECT_TIMEOUT_S,
-            command_timeout=COMMAND_TIMEOUT_S,
+            command_timeout=command_timeout_s,
             server_settings={"application_name": name, **server_settings},
         )
     except ValueError:  # asyncpg quotes pieces of the URL, and one of them may be the password

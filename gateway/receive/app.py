@@ -100,12 +100,11 @@ def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette])
 
 
 async def _not_found(_: Request, __: Exception) -> Response:
-    return _response(answers.NOT_FOUND)
+    answer = answers.NOT_FOUND
+    closing = {"connection": "close"}  # its body, if it has one, was not read
+    return Response(answer.body, answer.status, closing, media_type="application/json")
 
 
 async def _method_not_allowed(_: Request, __: Exception) -> Response:
-    return JSONResponse({"error": "METHOD_NOT_ALLOWED"}, 405, {"allow": "GET, HEAD"})
-
-
-def _response(answer: answers.Answer) -> Response:
-    return Response(answer.body, answer.status, media_type="application/json")
+    headers = {"allow": "GET, HEAD", "connection": "close"}
+    return JSONResponse({"error": "METHOD_NOT_ALLOWED"}, 405, headers)

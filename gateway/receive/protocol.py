@@ -6,7 +6,10 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES: Final = 64 * 1024
-TRAILER_BYTES: Final = 8 * 1024
+FRAMING_BYTES: Final = 8 * 1024
+FRAMING_PER_BYTE: Final = 8
+"""A chunk of one byte takes six on the wire."""
+
 HEAD_WITHIN_S: Final = 10.0
 TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -22,7 +25,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._in_message = False
-        self._trailer_bytes = 0
+        self._body_bytes = self._framing_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -36,16 +39,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = self._in_message = True
         self._head_bytes = 0
-        self._trailer_bytes = 0
+        self._body_bytes = self._framing_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
+        if self._in_head:  # else a trailer, after a chunked body: of no use to us
             super().on_header(name, value)
-            return
-        self._trailer_bytes += len(name) + len(value)  # after a chunked body: of no use to us
-        if self._trailer_bytes > TRAILER_BYTES:
-            self.transport.close()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -56,13 +55,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_message = False
         super().on_message_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
     def data_received(self, data: bytes) -> None:
+        in_body, body_bytes = self._in_message and not self._in_head, self._body_bytes
         super().data_received(data)
-        if self.transport.is_closing() or not (self._in_head or self._is_idle):
+        if self.transport.is_closing():
             return
-        self._head_bytes += len(data)
+        if in_body and self._in_message:
+            self._bound_framing(len(data) - (self._body_bytes - body_bytes))
+        elif self._in_head or self._is_idle:
+            self._bound_head(len(data))
+
+    def _bound_framing(self, size: int) -> None:
+        """Chunk sizes, their extensions and trailers, of which a sender could send no end."""
+        self._framing_bytes += size
+        if self._framing_bytes > FRAMING_BYTES + FRAMING_PER_BYTE * self._body_bytes:
+            self.transport.close()
+
+    def _bound_head(self, size: int) -> None:
+        self._head_bytes += size
         if self._head_bytes > HEAD_BYTES:
-            self.transport.write(TOO_LARGE)
+            if self._in_head:
+                self.transport.write(TOO_LARGE)
             self.transport.close()
         elif self._head_timer is None:
             self._start_timer()

@@ -21,6 +21,7 @@ from gateway.run.upsert import (
     upsert_statement,
 )
 
+CLOSED: Final = "ctx.db is closed: this delivery has been settled"
 BEGIN_S: Final = 5.0
 CLOSE_S: Final = 5.0
 
@@ -128,13 +129,16 @@ class Database:
 
     async def _open(self) -> Connection:
         if self._closed:
-            raise RuntimeError("ctx.db is closed: this delivery has been settled")
+            raise RuntimeError(CLOSED)
         if self._connection is None:
             try:
                 await self._begin()
             except LOST:
                 self._lost = True
                 raise
+            if self._closed:  # settled while the transaction was being opened
+                await self.close()
+                raise RuntimeError(CLOSED)
         connection: Connection = self._connection
         return connection
 

@@ -3,10 +3,13 @@
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Final
 
 from gateway.ledger.connection import Pool
 from gateway.ledger.deliveries import lease_due, lease_hinted
 from gateway.model import Lease
+
+MOST_AT_ONCE: Final = 64
 
 
 class Intake:
@@ -30,6 +33,7 @@ class Intake:
         self._lease = lease
         self._scan_every_s = scan_every.total_seconds()
         self._scan_at = 0.0
+        self._most = self._asked = MOST_AT_ONCE
         self._hints: set[int] = set()
 
     def hint(self, delivery_ids: Iterable[int], free: int) -> None:
@@ -43,6 +47,12 @@ class Intake:
         """Makes the next take read the ledger."""
         self._scan_at = 0.0
 
+    def ease(self) -> None:
+        """Asks for half as much next time: the last take did not come back in time, perhaps
+        because its bodies are more than the way to Postgres carries."""
+        self._most = max(self._asked // 2, 1)
+        self.scan_now()
+
     @property
     def wait_s(self) -> float:
         """How long there is nothing to do, unless a hint comes."""
@@ -50,6 +60,12 @@ class Intake:
 
     async def take(self, free: int) -> list[Lease]:
         """Leases at most `free` deliveries."""
+        self._asked = min(free, self._most)
+        leases = await self._take(self._asked)
+        self._most = min(self._most * 2, MOST_AT_ONCE)
+        return leases
+
+    async def _take(self, free: int) -> list[Lease]:
         if not self._handlers:
             self._scan_at = time.monotonic() + self._scan_every_s
             return []

@@ -107,6 +107,7 @@ class Runner:
             leases = await self._intake.take(self._free)
         except TROUBLE as error:
             log.warning("ledger_unreachable", error=describe(error))
+            self._intake.ease()
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
             return

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from gateway import Context, Defer, Event, Reject, Retry
+from gateway.ledger.deliveries import lease_due
 from gateway.ledger.queries import QUERIES
 from gateway.model import Backoff, RetryPolicy
 from tests.support.ledger import Reader, claim_all, make_claim
@@ -661,6 +662,26 @@ async def test_no_more_deliveries_run_at_once_than_there_are_slots(
 
 async def _all_done(ledger: Reader, n: int) -> bool:
     return await ledger.statuses() == {"done": n}
+
+
+async def test_a_batch_too_big_to_arrive_in_time_is_taken_in_smaller_ones(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Big bodies over a slow way to Postgres: the same batch again would never arrive."""
+    monkeypatch.setattr("gateway.run.runner.TAKE_AGAIN_S", 0.01)
+    asked: list[int] = []
+
+    async def slow(ledger: Any, limit: int, *rest: Any) -> Any:
+        asked.append(limit)
+        if limit > 1:
+            raise TimeoutError
+        return await lease_due(ledger, limit, *rest)
+
+    monkeypatch.setattr("gateway.run.intake.lease_due", slow)
+    await claim_all(database_url, [make_claim() for _ in range(5)])
+    async with working(database_url, subscribe(count)):
+        await until(lambda: _all_done(ledger, 5))
+    assert asked[:5] == [16, 8, 4, 2, 1]
 
 
 async def test_old_work_is_not_overtaken_by_new(database_url: str, ledger: Reader) -> None:

@@ -4,12 +4,12 @@ import hashlib
 import hmac
 import json
 from datetime import UTC, datetime, timedelta
-from urllib.parse import quote_plus
+from urllib.parse import quote_plus, unquote_to_bytes
 
 import pytest
 
 from gateway.errors import BadPayload, BadSignature
-from gateway.model import FORM, Envelope, ReplayPolicy
+from gateway.model import FORM, Envelope, ReplayPolicy, payload_bytes
 from gateway.providers.github import GITHUB
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -279,3 +279,13 @@ def test_what_github_does_is_written_down() -> None:
     assert GITHUB.max_body == 26_214_400
     assert not GITHUB.retries
     assert set(GITHUB.honest_repeats or ()) == {"ping", "workflow_dispatch", "repository_dispatch"}
+
+
+@pytest.mark.parametrize("text", ["plain", "äöü€ 😀", "%41%", "a+b c", "{}" * 50])
+def test_both_ways_to_decode_a_form_agree(text: str) -> None:
+    everything = "".join(f"%{byte:02x}" for byte in text.encode())
+    for encoded in (quote_plus(text), everything, quote_plus(text) + everything):
+        body = b"payload=" + encoded.encode()
+        assert payload_bytes({"content-type": FORM}, body) == unquote_to_bytes(
+            encoded.replace("+", " ")
+        )
