@@ -450,17 +450,22 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
 ) -> None:
     """After an outage longer than the lease, a live worker's own leases look expired too."""
     monkeypatch.setattr("gateway.run.runner.BEATS_PER_LEASE", 0.001)
-    runs: list[str] = []
+    running, may_end = asyncio.Event(), asyncio.Event()
 
     async def handler(event: Event, ctx: Context) -> None:
-        runs.append("run")
-        await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
-        await asyncio.sleep(1)
+        running.set()
+        await may_end.wait()
 
     await claim_all(database_url, [make_claim("evt_1")])
-    async with working(database_url, subscribe(handler), lease=SECOND):
+    seldom = timedelta(minutes=5)
+    async with working(database_url, subscribe(handler), lease=SECOND, sweep=seldom) as worker:
+        await running.wait()
+        await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
+        assert worker._sweeper is not None
+        await worker._sweeper.sweep()
+        assert await ledger.statuses() == {"running": 1}
+        may_end.set()
         await until(lambda: _is_done(ledger))
-    assert runs == ["run"]
     assert await ledger.outcomes() == ["done"]
 
 
