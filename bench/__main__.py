@@ -49,8 +49,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two minutes instead of five")
     parser.add_argument("--connections", type=int, default=64)
     options = parser.parse_args()
-    if shutil.which("wrk") is None:
-        sys.exit("error: wrk is needed to make the load (Debian: apt-get install wrk)")
     rounds, seconds = (3, 3) if options.quick else (7, 5)
     with engines() as environ:
         results = measure(environ, rounds, seconds, options.connections)
@@ -113,11 +111,13 @@ def one_run(name: str, environ: dict[str, str], seconds: int, connections: int) 
     with contestant(name, environ) as port:
         before = cpu()
         answer = subprocess.run(
-            ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(HERE / "requests.lua"),
-             f"http://127.0.0.1:{port}"],
+            load_command(port, requests, seconds, connections),
             env={**os.environ, "BENCH_REQUESTS": str(requests)},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=HERE.parent,
+        )
         after = cpu()
     sample: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     if sample["not_2xx"] or sample["failed"]:
@@ -125,6 +125,15 @@ def one_run(name: str, environ: dict[str, str], seconds: int, connections: int) 
     sample["per_second"] = sample["requests"] / sample["seconds"]
     sample["steal"] = (after[1] - before[1]) / max(after[0] - before[0], 1)
     return sample
+
+
+def load_command(port: int, requests: Path, seconds: int, connections: int) -> list[str]:
+    """wrk where it is installed, else a slower generator of our own."""
+    if shutil.which("wrk") is None:
+        numbers = [str(port), str(requests), str(connections), str(seconds)]
+        return [sys.executable, "-m", "bench.load", *numbers]
+    script, url = str(HERE / "requests.lua"), f"http://127.0.0.1:{port}"
+    return ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", script, url]
 
 
 @contextmanager
