@@ -94,13 +94,13 @@ async def check_ledger(url: str) -> None:
 
 async def serve(project: Project) -> None:
     """Serves until a signal. Refuses to start on a ledger that is absent or does not fit."""
-    settings = project.settings
+    settings, app = project.settings, build_app(project)
     await check_ledger(database_url(settings))
     listener = listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     server = _Server(
         uvicorn.Config(
-            build_app(project),
+            app,
             http=BoundedHttpProtocol,
             lifespan="on",
             log_config=None,

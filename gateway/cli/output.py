@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import orjson
@@ -87,15 +87,13 @@ def printable(text: str) -> str:
 
 
 def ago(at: datetime) -> str:
-    """How long since, or until, in one unit or two."""
+    """How long since, or until, in one unit."""
     seconds = (datetime.now(UTC) - at).total_seconds()
     text = format_duration(_rounded(abs(seconds)))
     return f"{text} ago" if seconds >= 0 else f"in {text}"
 
 
-def _rounded(seconds: float) -> Any:
-    from datetime import timedelta
-
+def _rounded(seconds: float) -> timedelta:
     for unit_s in (86400, 3600, 60):
         if seconds >= 2 * unit_s:
             return timedelta(seconds=int(seconds // unit_s) * unit_s)

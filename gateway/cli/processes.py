@@ -84,7 +84,6 @@ def serve(with_parent: WithParent = False) -> None:
     secret. Run as many as you like; each is one process on GATEWAY_HOST and GATEWAY_PORT.
     """
     project = _load(with_secrets=True)
-    database_url(project.settings), redis_url(project.settings)
     uvloop.run(_serve(project, with_parent))
 
 

@@ -256,6 +256,36 @@ async def test_a_stopped_worker_comes_back_from_the_dead_and_applies_nothing_twi
     assert await ledger.effects() == 2
 
 
+LOCKING = """
+import asyncio
+
+from gateway import Context, Event, handler
+
+
+@handler("*", timeout="3s")
+async def lock(event: Event, ctx: Context) -> None:
+    await ctx.upsert("orders", key={"id": "the same row"}, values={"status": event.id})
+    await asyncio.sleep(0.5)
+"""
+
+
+async def test_a_stopped_workers_open_transaction_does_not_block_its_successor(
+    project: Project, ledger: Reader
+) -> None:
+    project.write("handlers/effects.py", LOCKING)
+    idle = (
+        "select 1 from pg_stat_activity where state = 'idle in transaction' "
+        "and datname = current_database() and application_name = 'gateway worker handlers'"
+    )
+    with project.serve() as serving, project.process("worker") as zombie:
+        await serving.ready()
+        await serving.post(*stripe_request("evt_1"))
+        await until(lambda: ledger.value(idle))
+        zombie.process.send_signal(signal.SIGSTOP)
+        with project.process("worker"):
+            await until(lambda: done(ledger, 1), within_s=40)
+
+
 async def test_the_plain_arq_command_runs_the_worker_too(project: Project, ledger: Reader) -> None:
     command = [sys.executable, "-m", "arq", "gateway.queue.WorkerSettings"]
     with project.serve() as serving, project.started(command) as arq:
