@@ -21,6 +21,7 @@ from gateway.project import Project, database_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
+from gateway.receive.deadlines import Deadlines
 from gateway.receive.endpoint import Endpoint
 from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import BoundedHttpProtocol
@@ -40,7 +41,7 @@ def build_app(project: Project) -> App:
     longest_s = max((r.ack_within.total_seconds() for r in project.config.routes), default=0)
     claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=max(COMMAND_TIMEOUT_S, longest_s))
     admission = Admission(max_requests=settings.max_in_flight, max_bytes=settings.max_buffered)
-    metrics = Metrics()
+    deadlines, metrics = Deadlines(), Metrics()
     endpoints = {
         route.path: Endpoint(
             route,
@@ -48,6 +49,7 @@ def build_app(project: Project) -> App:
             match=project.registry.for_event,
             claimer=claimer,
             admission=admission,
+            deadlines=deadlines,
             metrics=metrics,
         )
         for route in project.config.routes

@@ -3,13 +3,14 @@
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import asyncpg
+import orjson
 import structlog
 
 from gateway.errors import StorageUnavailable
@@ -33,16 +34,15 @@ RECONNECT_S: Final = (0.05, 1.0)
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A verified request that wants to become an event."""
+class Claim(NamedTuple):
+    """A verified request that wants to become an event. (A frozen dataclass is made slower.)"""
 
     route: str
     provider: str
     envelope: Envelope
     received_at: datetime
     digest: bytes
-    headers: str
+    headers: Mapping[str, str]
     body: bytes
     replay: ReplayPolicy | None
     handlers: tuple[str, ...]
@@ -72,7 +72,7 @@ class Claimed:
     """The event that brought the same bytes before, where a replay was refused or flagged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Waiter:
     claim: Claim
     answer: asyncio.Future[Claimed]
@@ -92,14 +92,16 @@ class Claimer:
         self._wake = asyncio.Event()
         self._flushers = [_Flusher(url, on_accepted, patience_s) for _ in range(FLUSHERS)]
         self._tasks: list[asyncio.Task[None]] = []
+        self.working = True
+        """False once a flusher ended on an error that nobody foresaw."""
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._flush_forever(f)) for f in self._flushers]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
-    @property
-    def working(self) -> bool:
-        """False once a flusher ended on an error that nobody foresaw."""
-        return not any(task.done() for task in self._tasks)
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        self.working = False
 
     async def stop(self) -> None:
         """Ends the flushers; claims that still wait are refused as unavailable."""
@@ -116,7 +118,7 @@ class Claimer:
         """Waits until the claim is durable; a caller that stops waiting withdraws it if it can."""
         if not self.working:
             raise StorageUnavailable("a claim flusher has ended")
-        waiter = _Waiter(claim=claim, answer=asyncio.get_running_loop().create_future())
+        waiter = _Waiter(claim, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._wake.set()
         return await waiter.answer
@@ -163,7 +165,7 @@ class _Flusher:
                 await self._claim(batch)
             except CONTENDED:
                 await asyncio.sleep(random.uniform(0, RECONNECT_S[0]))  # noqa: S311 (jitter)
-            except ValueError as error:  # before LOST: asyncpg's own DataError is both
+            except (ValueError, TypeError) as error:  # before LOST: asyncpg's DataError is both
                 await self._refuse(batch, error)
             except (StorageUnavailable, *LOST) as error:
                 log.warning("ledger_unreachable", error=describe(error), waiting=len(batch))
@@ -235,24 +237,8 @@ def _first_of_each_key(batch: Sequence[_Waiter]) -> list[_Waiter]:
 async def _insert(
     connection: Connection, claims: Sequence[Claim]
 ) -> dict[tuple[str, str], Claimed]:
-    envelopes = [c.envelope for c in claims]
-    fan = [(n, handler) for n, claim in enumerate(claims, 1) for handler in claim.handlers]
     rows = await connection.fetch(
-        QUERIES["claim"],
-        [c.route for c in claims],
-        [e.id for e in envelopes],
-        [c.provider for c in claims],
-        [e.type for e in envelopes],
-        [e.account for e in envelopes],
-        [e.livemode for e in envelopes],
-        [e.occurred_at for e in envelopes],
-        [c.received_at for c in claims],
-        [c.digest for c in claims],
-        [c.headers for c in claims],
-        [c.body for c in claims],
-        [c.replay for c in claims],
-        [n for n, _ in fan],
-        [handler for _, handler in fan],
+        QUERIES["claim"], _as_json(claims), [claim.body for claim in claims]
     )
     return {
         (row["route"], row["event_id"]): Claimed(
@@ -262,6 +248,29 @@ async def _insert(
         )
         for row in rows
     }
+
+
+def _as_json(claims: Sequence[Claim]) -> str:
+    """All but the bodies, as one argument: an array per column takes asyncpg twice as long."""
+    rows = [
+        {
+            "n": n,
+            "route": claim.route,
+            "event_id": claim.envelope.id,
+            "provider": claim.provider,
+            "type": claim.envelope.type,
+            "account": claim.envelope.account,
+            "livemode": claim.envelope.livemode,
+            "occurred_at": claim.envelope.occurred_at,
+            "received_at": claim.received_at,
+            "digest": claim.digest.hex(),
+            "headers": claim.headers,
+            "replay": claim.replay,
+            "handlers": claim.handlers,
+        }
+        for n, claim in enumerate(claims, 1)
+    ]
+    return orjson.dumps(rows).decode()
 
 
 def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:

@@ -2,24 +2,26 @@
 -- Events and their deliveries in one statement; a key that is taken comes back as no row.
 -- In key order, so that two processes with crossed batches wait for each other and never in a circle.
 -- Bytes that another event brought first are refused here unless that event's policy is to flag.
-with input as (
-    select *
-    from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::boolean[],
-                $7::timestamptz[], $8::timestamptz[], $9::bytea[], $10::jsonb[], $11::bytea[],
-                $12::text[])
-         with ordinality as i (route, event_id, provider, type, account, livemode, occurred_at,
-                               received_at, digest, headers, body, replay, n)
+with input as materialized (
+    select c.*, b.body
+    from json_to_recordset($1::json) as c (
+        n bigint, route text, event_id text, provider text, type text, account text,
+        livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
+        headers jsonb, replay text, handlers json)
+    join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
         (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
          headers, body, replay, guard, replay_of)
     select i.route, i.event_id, i.provider, i.type, i.account, i.livemode, i.occurred_at,
-           i.received_at, i.digest, i.headers, i.body, i.replay,
-           case when i.replay is not null and first.event_id is null then i.digest end,
+           i.received_at, decode(i.digest, 'hex'), i.headers, i.body, i.replay,
+           case when i.replay is not null and first.event_id is null
+                then decode(i.digest, 'hex') end,
            first.event_id
     from input i
     left join gateway.processed_events first
-           on i.replay is not null and first.route = i.route and first.guard = i.digest
+           on i.replay is not null and first.route = i.route
+          and first.guard = decode(i.digest, 'hex')
           and first.event_id <> i.event_id
     where first.event_id is null or first.replay = 'flag'
     order by i.route, i.event_id
@@ -30,15 +32,18 @@ with input as (
     select c.route, c.event_id, h.handler
     from claimed c
     join input i using (route, event_id)
-    join unnest($13::bigint[], $14::text[]) as h (n, handler) on h.n = i.n
+    cross join json_array_elements_text(i.handlers) as h (handler)
     order by c.route, c.event_id, h.handler
     returning id, route, event_id
 )
-select c.route, c.event_id, c.replay_of,
-       coalesce(array_agg(f.id) filter (where f.id is not null), '{}') as delivery_ids
-from claimed c
-left join fanned f using (route, event_id)
-group by c.route, c.event_id, c.replay_of;
+select route, event_id, max(replay_of) as replay_of,
+       coalesce(array_agg(id) filter (where id is not null), '{}') as delivery_ids
+from (  -- one pass: as a join, the planner compares every event with every delivery
+    select route, event_id, replay_of, null::bigint as id from claimed
+    union all
+    select route, event_id, null, id from fanned
+) as outcome
+group by route, event_id;
 
 -- name: find_claims
 -- Why a key was not claimed: it is there already, or another event brought the same bytes first.

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import orjson
-from starlette.types import Send
+from starlette.types import Scope
 
 from gateway.errors import RequestRejected
+from gateway.receive.protocol import reply_of
 
 RETRY_AFTER_S: Final = 10
 
@@ -17,26 +18,16 @@ class Answer:
 
     status: int
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    lines: bytes = b""
+    """Header lines beside those that every answer has."""
+    close: bool = False
+    """Said where the body may not have been read to its end."""
 
-    async def send(self, send: Send) -> None:
-        length = str(len(self.body)).encode()
-        await send(
-            {
-                "type": "http.response.start",
-                "status": self.status,
-                "headers": [
-                    (b"content-type", b"application/json"),
-                    (b"content-length", length),
-                    *self.headers,
-                ],
-            }
-        )
-        await send({"type": "http.response.body", "body": self.body})
+    def send(self, scope: Scope) -> None:
+        reply_of(scope)(self.status, CONTENT_TYPE + self.lines, self.body, self.close)
 
 
-CLOSE: Final = (b"connection", b"close")
-"""Said where the body may not have been read to its end."""
+CONTENT_TYPE: Final = b"content-type: application/json\r\n"
 
 
 def received(status: str, event_id: str) -> Answer:
@@ -46,16 +37,15 @@ def received(status: str, event_id: str) -> Answer:
 
 def refused(rejection: RequestRejected) -> Answer:
     """The sender is wrong. Says the code and nothing that would help a forger."""
-    closing = (CLOSE,) if rejection.status in {408, 413} else ()
-    return Answer(rejection.status, orjson.dumps({"error": rejection.code}), closing)
+    return _error(rejection.status, rejection.code, close=rejection.status in {408, 413})
 
 
-def _error(status: int, code: str, *headers: tuple[bytes, bytes]) -> Answer:
-    return Answer(status, orjson.dumps({"error": code}), headers)
+def _error(status: int, code: str, lines: bytes = b"", close: bool = False) -> Answer:
+    return Answer(status, orjson.dumps({"error": code}), lines, close)
 
 
-_RETRY_AFTER: Final = (b"retry-after", str(RETRY_AFTER_S).encode())
+_RETRY_AFTER: Final = b"retry-after: %d\r\n" % RETRY_AFTER_S
 UNAVAILABLE: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER)
-OVERLOADED: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER, CLOSE)
+OVERLOADED: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER, close=True)
 NOT_FOUND: Final = _error(404, "NOT_FOUND")
-METHOD_NOT_ALLOWED: Final = _error(405, "METHOD_NOT_ALLOWED", (b"allow", b"POST"), CLOSE)
+METHOD_NOT_ALLOWED: Final = _error(405, "METHOD_NOT_ALLOWED", b"allow: POST\r\n", close=True)

@@ -69,7 +69,7 @@ class App:
         if scope["type"] == "http":
             endpoint = self._endpoints.get(scope["path"])
             if endpoint is not None:
-                await endpoint(scope, receive, send)
+                await endpoint(scope, receive)
                 return
         await self._rest(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Reads a request's body: counted while it streams, and within its time."""
+"""Reads a request's body, counted while it streams."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette.types import Receive
 
-from gateway.errors import BodyTimeout, TooLarge
+from gateway.errors import TooLarge
 from gateway.receive.admission import Place
 
 DRAIN_BYTES: Final = 1024 * 1024
@@ -21,22 +21,14 @@ class SenderGone(Exception):
 
 
 async def read_body(
-    headers: Mapping[str, str], receive: Receive, place: Place, *, limit: int, within_s: float
+    headers: Mapping[str, str], receive: Receive, place: Place, *, limit: int
 ) -> bytes:
     """The whole body. Raises TooLarge where it is over the limit, announced or not."""
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         if int(announced[:20]) <= limit + DRAIN_BYTES:
-            await _discard(receive, limit + DRAIN_BYTES, within_s)
+            await _discard(receive, limit + DRAIN_BYTES)
         raise TooLarge(f"announced {announced[:20]} bytes; at most {limit} are taken")
-    try:
-        async with asyncio.timeout(within_s):
-            return await _read(receive, place, limit)
-    except TimeoutError as error:
-        raise BodyTimeout(f"the body was not complete within {within_s:g} s") from error
-
-
-async def _read(receive: Receive, place: Place, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -47,7 +39,7 @@ async def _read(receive: Receive, place: Place, limit: int) -> bytes:
         size += len(chunk)
         if size > limit:
             if message.get("more_body", False):
-                await _discard(receive, DRAIN_BYTES, DRAIN_S)
+                await _discard(receive, DRAIN_BYTES)
             raise TooLarge(f"more than {limit} bytes")
         place.hold(len(chunk))
         chunks.append(chunk)
@@ -55,9 +47,9 @@ async def _read(receive: Receive, place: Place, limit: int) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def _discard(receive: Receive, at_most: int, within_s: float) -> None:
+async def _discard(receive: Receive, at_most: int) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(DRAIN_S):
             while at_most > 0:
                 message = await receive()
                 at_most -= len(message.get("body", b""))

@@ -35,3 +35,18 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=self.registry,
         )
+
+
+class Outcomes:
+    """Counts the requests of one route; the counter of each outcome is looked up once."""
+
+    def __init__(self, requests: Counter, route: str) -> None:
+        self._requests = requests
+        self._route = route
+        self._counters: dict[str, Counter] = {}
+
+    def __call__(self, outcome: str) -> None:
+        counter = self._counters.get(outcome)
+        if counter is None:
+            counter = self._counters[outcome] = self._requests.labels(self._route, outcome)
+        counter.inc()

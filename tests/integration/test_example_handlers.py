@@ -104,7 +104,7 @@ def _claim(registry: Registry, occurrence: Occurrence, received_at: datetime) ->
         envelope=envelope,
         received_at=received_at,
         digest=hashlib.sha256(body).digest(),
-        headers=orjson.dumps(headers).decode(),
+        headers=headers,
         body=body,
         replay=None,
         handlers=registry.for_event(provider.name, envelope.type),

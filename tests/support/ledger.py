@@ -35,7 +35,7 @@ def make_claim(
         envelope=Envelope(id=event_id, type=type, occurred_at=occurred_at),
         received_at=received_at or datetime.now(UTC),
         digest=hashlib.sha256(body).digest(),
-        headers="{}",
+        headers={},
         body=body,
         replay=replay,
         handlers=tuple(handlers),
