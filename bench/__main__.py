@@ -1,208 +1,148 @@
-"""Ingest, side by side: contestants take turns, so that noise hits all of them alike."""
+"""Measures the gateway beside what it could be, in one run, and says which targets it meets."""
 
 import argparse
+import contextlib
 import json
-import os
-import platform
-import shutil
-import socket
-import statistics
+import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from bench.requests import PATH, SECRET, TYPE, write_requests
-from gateway.embedded import Postgres, Redis
+import asyncpg
 
-HERE = Path(__file__).parent
-NAMES = {
-    "plain": "(a) plain ASGI, HMAC",
-    "starlette": "(b) Starlette, HMAC + json",
-    "starlette again": "(b) again: what is noise",
-    "textbook": "(c) textbook: INSERT + enqueue_job",
-    "gateway": "(d) this gateway, all of it",
+from bench import burst, combined, effect, growth, ingest, latency, processing
+from bench.chart import draw
+from bench.environment import RESULTS, ROOT, Environment, open_environment
+from bench.figures import Results
+from bench.machine import describe_machine
+from bench.plan import FULL, QUICK, Plan
+from bench.processes import BenchFailed
+from bench.report import machine_line, print_report
+from bench.targets import check_targets
+
+STAGES: dict[str, Callable[[Environment, Plan], Results]] = {
+    "ingest": ingest.run,
+    "latency": latency.run,
+    "processing": processing.run,
+    "effect": effect.run,
+    "burst": burst.run,
+    "combined": combined.run,
+    "growth": growth.run,
 }
-ROUTES = f"""
-routes:
-  stripe:
-    provider: stripe
-    path: {PATH}
-    secrets: [env:BENCH_SECRET]
-    handlers: [handlers]
-"""
-HANDLER = f"""
-from gateway import handler
-
-@handler("{TYPE}")
-async def handle(event, ctx): ...
-"""
+FULL_ONLY = ("growth",)
+COMMITS = 200
+FAILURES = (BenchFailed, asyncpg.PostgresError, OSError, subprocess.SubprocessError)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two minutes instead of five")
-    parser.add_argument("--connections", type=int, default=64)
-    options = parser.parse_args()
-    rounds, seconds = (3, 3) if options.quick else (7, 5)
-    with engines() as environ:
-        results = measure(environ, rounds, seconds, options.connections)
-    report(results, options.connections, seconds)
-
-
-@contextmanager
-def engines() -> Iterator[dict[str, str]]:
-    """A Postgres with fsync on and a Redis with AOF, of the bench's own, and a project."""
-    directory = Path(tempfile.mkdtemp(prefix="gateway-bench-"))
-    directory.chmod(0o711)
-    postgres, redis = Postgres(directory / "postgres"), Redis(directory / "redis")
-    try:
-        postgres.start()
-        redis.start()
-        (directory / "routes.yaml").write_text(ROUTES)
-        (directory / "handlers.py").write_text(HANDLER)
-        environ = {
-            **os.environ,
-            "PYTHONPATH": str(HERE.parent),
-            "GATEWAY_CONFIG": "routes.yaml",
-            "GATEWAY_DATABASE_URL": postgres.url,
-            "GATEWAY_REDIS_URL": redis.url,
-            "BENCH_DATABASE_URL": postgres.url,
-            "BENCH_REDIS_SOCKET": urlsplit(redis.url).path,
-            "BENCH_SECRET": SECRET.decode(),
-            "BENCH_DIRECTORY": str(directory),
-        }
-        subprocess.run(
-            [sys.executable, "-m", "gateway", "migrate"], cwd=directory, env=environ, check=True,
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        yield environ
-    finally:
-        postgres.stop()
-        redis.stop()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def measure(
-    environ: dict[str, str], rounds: int, seconds: int, connections: int
-) -> dict[str, list[dict[str, Any]]]:
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
-    for number in range(1, rounds + 1):
-        for name in NAMES:
-            sample = one_run(name, environ, seconds, connections)
-            results[name].append(sample)
-            print(
-                f"round {number}/{rounds}  {NAMES[name]:<36} {sample['per_second']:>8.0f}/s"
-                f"  p50 {sample['p50_ms']:.1f} ms  p99 {sample['p99_ms']:.1f} ms"
-                f"  steal {sample['steal']:.0%}",
-                flush=True,
-            )
-    return results
-
-
-def one_run(name: str, environ: dict[str, str], seconds: int, connections: int) -> dict[str, Any]:
-    requests = Path(environ["BENCH_DIRECTORY"]) / "requests"
-    write_requests(requests, seconds * (4_000 if name == "textbook" else 16_000))
-    with contestant(name, environ) as port:
-        before = cpu()
-        answer = subprocess.run(
-            load_command(port, requests, seconds, connections),
-            env={**os.environ, "BENCH_REQUESTS": str(requests)},
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=HERE.parent,
-        )
-        after = cpu()
-    sample: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-    if sample["not_2xx"] or sample["failed"]:
-        sys.exit(f"error: {name}: {sample}")
-    sample["per_second"] = sample["requests"] / sample["seconds"]
-    sample["steal"] = (after[1] - before[1]) / max(after[0] - before[0], 1)
-    return sample
-
-
-def load_command(port: int, requests: Path, seconds: int, connections: int) -> list[str]:
-    """wrk where it is installed, else a slower generator of our own."""
-    if shutil.which("wrk") is None:
-        numbers = [str(port), str(requests), str(connections), str(seconds)]
-        return [sys.executable, "-m", "bench.load", *numbers]
-    script, url = str(HERE / "requests.lua"), f"http://127.0.0.1:{port}"
-    return ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", script, url]
-
-
-@contextmanager
-def contestant(name: str, environ: dict[str, str]) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    command = [sys.executable, "-m", "bench.contestants", name.removesuffix(" again"), str(port)]
-    if name == "gateway":
-        command = [sys.executable, "-m", "gateway", "serve"]
-    process = subprocess.Popen(
-        command,
-        cwd=environ["BENCH_DIRECTORY"],
-        env={**environ, "GATEWAY_PORT": str(port)},
-        stderr=(Path(environ["BENCH_DIRECTORY"]) / "log").open("w"),
+    parser.add_argument("--quick", action="store_true", help="two minutes instead of forty")
+    parser.add_argument(
+        "--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES)
     )
+    parser.add_argument("--connections", type=int, default=FULL.connections)
+    parser.add_argument("--chart", action="store_true", help="only draw latest.json anew")
+    options = parser.parse_args()
+    if options.chart:
+        sys.exit(_redraw())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    plan = replace(QUICK if options.quick else FULL, connections=options.connections)
+    wanted = options.only or [
+        stage for stage in STAGES if not (options.quick and stage in FULL_ONLY)
+    ]
+    document = measure(plan, wanted)
+    targets = check_targets(document["stages"])
+    document["targets"] = [target.as_json() for target in targets]
+    print_report(document, targets)
+    _write(document, _result_name(options))
+    sys.exit(1 if document["failed"] else 0)
+
+
+def measure(plan: Plan, wanted: Sequence[str]) -> Results:
+    """One stage after the other; one that fails does not cost the others their results."""
+    failed: dict[str, str] = {}
+    with open_environment() as environment:
+        machine = _machine(environment)
+        print(machine_line(machine), flush=True)
+        for stage in [stage for stage in STAGES if stage in wanted]:
+            began = time.monotonic()
+            print(f"\n{stage}", flush=True)
+            try:
+                environment.results[stage] = STAGES[stage](environment, plan)
+            except FAILURES as problem:
+                failed[stage] = str(problem)
+                print(f"  FAILED: {problem}", flush=True)
+            print(f"  {time.monotonic() - began:.0f} s", flush=True)
+        return {
+            "mode": plan.mode,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": _commit(),
+            "machine": machine,
+            "connections": plan.connections,
+            "stages": environment.results,
+            "skipped": _skipped(plan, wanted),
+            "failed": failed,
+        }
+
+
+def _skipped(plan: Plan, wanted: Sequence[str]) -> list[str]:
+    skipped = [stage for stage in STAGES if stage not in wanted]
+    if "ingest" in wanted and not plan.mix_rounds:
+        skipped.append("ingest of duplicates and of GitHub's large payloads")
+    return skipped
+
+
+def _machine(environment: Environment) -> Results:
+    server = environment.redis_info("server")
+    version = server.get("valkey_version", server["redis_version"])
+    return {
+        **describe_machine(),
+        "postgres": f"Postgres {environment.database.fetchval('show server_version')}",
+        "redis": f"{server.get('server_name', 'redis').capitalize()} {version}",
+        "commit_p50_ms": latency.measure_commits(environment, COMMITS)["p50_ms"],
+    }
+
+
+def _commit() -> str | None:
+    """Of the code that was measured; with a plus where it was changed since."""
+    describe = ["git", "describe", "--always", "--dirty=+", "--abbrev=12"]
+    with contextlib.suppress(OSError):
+        found = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+        return found.stdout.strip() or None
+    return None
+
+
+def _result_name(options: argparse.Namespace) -> str:
+    """Results of some stages never take the place of those of all."""
+    if options.only:
+        return "partial"
+    return "quick" if options.quick else "latest"
+
+
+def _write(document: Results, name: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{name}.json"
+    file.write_text(json.dumps(document, indent=1) + "\n")
+    chart = _draw(document, file.with_suffix(".svg"))
+    print(f"\nWritten: {file.relative_to(ROOT)}, {chart.relative_to(ROOT)}")
+
+
+def _redraw() -> str | None:
     try:
-        wait_for(port, process)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(30)
+        document = json.loads((RESULTS / "latest.json").read_text())
+        _draw(document, RESULTS / "latest.svg")
+    except (FileNotFoundError, KeyError):
+        return "there are no results of a full run yet: run `make bench`"
+    return None
 
 
-def wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
-    for _ in range(300):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    sys.exit("error: a contestant did not start")
-
-
-def cpu() -> tuple[int, int]:
-    """All jiffies so far, and those that the hypervisor took."""
-    fields = list(map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]))
-    return sum(fields), fields[7]
-
-
-def report(results: dict[str, list[dict[str, Any]]], connections: int, seconds: int) -> None:
-    base = statistics.median(s["per_second"] for s in results["starlette"])
-    rows = []
-    for name, samples in results.items():
-        rates = [s["per_second"] for s in samples]
-        rows.append(
-            {
-                "contestant": NAMES[name],
-                "per_second": statistics.median(rates),
-                "lowest": min(rates),
-                "highest": max(rates),
-                "of_b": statistics.median(rates) / base,
-                "p50_ms": statistics.median(s["p50_ms"] for s in samples),
-                "p99_ms": statistics.median(s["p99_ms"] for s in samples),
-                "steal": statistics.median(s["steal"] for s in samples),
-            }
-        )
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    print(f"\n{machine}; {connections} connections, {seconds} s a run, medians\n")
-    for row in rows:
-        print(
-            f"{row['contestant']:<36} {row['per_second']:>8.0f}/s"
-            f" ({row['lowest']:.0f}-{row['highest']:.0f})  {row['of_b']:.2f} of (b)"
-            f"  p50 {row['p50_ms']:.1f} ms  p99 {row['p99_ms']:.1f} ms"
-        )
-    file = HERE / "results" / "latest.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+def _draw(document: Results, file: Path) -> Path:
+    file.write_text(draw(document))
+    return file
 
 
 if __name__ == "__main__":

@@ -8,31 +8,26 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import arq
 import asyncpg
 import uvicorn
 import uvloop
-from arq.connections import RedisSettings
+from arq.connections import RedisSettings, create_pool
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from bench.requests import PATH, SECRET
+from bench.requests import GITHUB_PATH, SECRET, STRIPE_PATH
 from gateway.providers import PROVIDERS
 from gateway.server import BACKLOG, KEEP_ALIVE_S
 
-TABLE = """
-create table if not exists textbook (
-    event_id text primary key, type text not null, body bytea not null,
-    received_at timestamptz not null default now()
-)
-"""
+POOL = 10
+INSERT = "insert into textbook (event_id, type, body) values ($1, $2, $3) on conflict do nothing"
 
 
-def verify(headers: dict[str, str], body: bytes) -> None:
-    PROVIDERS["stripe"].verify(
+def verify(headers: dict[str, str], body: bytes, provider: str = "stripe") -> None:
+    PROVIDERS[provider].verify(
         headers, body, secrets=[SECRET], now=datetime.now(UTC), tolerance=timedelta(minutes=5)
     )
 
@@ -56,12 +51,24 @@ async def plain(scope: Scope, receive: Receive, send: Send) -> None:
 def starlette() -> Starlette:
     """(b) A Starlette route with HMAC and json, no database."""
 
-    async def receive(request: Request) -> JSONResponse:
+    async def stripe(request: Request) -> JSONResponse:
         body = await request.body()
         verify(dict(request.headers), body)
         return JSONResponse({"status": "accepted", "event_id": json.loads(body)["id"]})
 
-    return Starlette(routes=[Route(PATH, receive, methods=["POST"])])
+    async def github(request: Request) -> JSONResponse:
+        body = await request.body()
+        verify(dict(request.headers), body, "github")
+        account = json.loads(body)["organization"]["login"]
+        event_id = request.headers["x-github-delivery"]
+        return JSONResponse({"status": "accepted", "event_id": event_id, "account": account})
+
+    return Starlette(
+        routes=[
+            Route(STRIPE_PATH, stripe, methods=["POST"]),
+            Route(GITHUB_PATH, github, methods=["POST"]),
+        ]
+    )
 
 
 def textbook() -> Starlette:
@@ -70,9 +77,8 @@ def textbook() -> Starlette:
 
     @asynccontextmanager
     async def open_pools(_: Starlette) -> AsyncIterator[None]:
-        state["pool"] = await asyncpg.create_pool(os.environ["BENCH_DATABASE_URL"], max_size=10)
-        await state["pool"].execute(TABLE)
-        state["arq"] = await arq.create_pool(
+        state["pool"] = await asyncpg.create_pool(os.environ["BENCH_DATABASE_URL"], max_size=POOL)
+        state["arq"] = await create_pool(
             RedisSettings(unix_socket_path=os.environ["BENCH_REDIS_SOCKET"])
         )
         yield
@@ -81,18 +87,12 @@ def textbook() -> Starlette:
         body = await request.body()
         verify(dict(request.headers), body)
         event = json.loads(body)
-        status = await state["pool"].execute(
-            "insert into textbook (event_id, type, body) values ($1, $2, $3) "
-            "on conflict do nothing",
-            event["id"],
-            event["type"],
-            body,
-        )
+        status = await state["pool"].execute(INSERT, event["id"], event["type"], body)
         if status == "INSERT 0 1":
             await state["arq"].enqueue_job("handle", event["id"], _job_id=event["id"])
         return JSONResponse({"status": "accepted", "event_id": event["id"]})
 
-    return Starlette(routes=[Route(PATH, receive, methods=["POST"])], lifespan=open_pools)
+    return Starlette(routes=[Route(STRIPE_PATH, receive, methods=["POST"])], lifespan=open_pools)
 
 
 APPS: dict[str, Callable[[], Any]] = {
