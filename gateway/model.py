@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
+from uuid import UUID
 
 import orjson
 
@@ -158,7 +159,7 @@ class Lease:
     """The right to run one delivery until it expires, fenced by a random token."""
 
     delivery_id: int
-    token: str
+    token: UUID
     handler: str
     attempt: int
     event: Event

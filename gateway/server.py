@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -28,8 +27,6 @@ from gateway.receive.protocol import BoundedHttpProtocol
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
-GC_THRESHOLD: Final = 50_000
-"""The request path makes few cycles: collect rarely, and never the modules (a p99 matter)."""
 
 log = structlog.get_logger("gateway.serve")
 
@@ -73,9 +70,6 @@ def _lifespan(claimer: Claimer, hand_off: HandOff) -> Lifespan[Starlette]:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await hand_off.start()
         await claimer.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD)
         try:
             yield
         finally:

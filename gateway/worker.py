@@ -10,6 +10,7 @@ import structlog
 
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
+    PREPARED_ONCE,
     Pool,
     connect,
     open_pool,
@@ -17,6 +18,7 @@ from gateway.ledger.connection import (
 )
 from gateway.ledger.migrate import check_version
 from gateway.ledger.retention import Pruner
+from gateway.ledger.sessions import Sessions
 from gateway.registry import Registry
 from gateway.routes import Config
 from gateway.run.execution import Workbench
@@ -43,6 +45,7 @@ class Worker:
         self._url = url
         self._tasks: list[asyncio.Task[None]] = []
         self._pools: list[Pool] = []
+        self._sessions: Sessions | None = None
         self._http: httpx.AsyncClient | None = None
         self._runner: Runner | None = None
         self._sweeper: Sweeper | None = None
@@ -84,6 +87,8 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sweeper.leave()
+        if self._sessions is not None:
+            await self._sessions.close()
         for pool in self._pools:
             await _close(pool)
         if self._http is not None:
@@ -109,9 +114,8 @@ class Worker:
             synchronous_commit="off",
         )
         ledger = await self._pool("ledger", LEDGER_CONNECTIONS)
-        work = await self._pool(
-            "handlers", settings.concurrency, command_timeout_s=None, search_path=search_path
-        )
+        work = Sessions(self._url, name="gateway worker handlers", search_path=search_path)
+        self._sessions = work
         bench = Workbench(
             work=work, ledger=ledger, http=http, patience=settings.lease, on_retry=self._expect
         )
@@ -141,7 +145,7 @@ class Worker:
         self,
         name: str,
         size: int,
-        command_timeout_s: float | None = LEDGER_COMMAND_S,
+        command_timeout_s: float = LEDGER_COMMAND_S,
         **server_settings: str,
     ) -> Pool:
         pool = await open_pool(
@@ -149,6 +153,7 @@ class Worker:
             name=f"gateway worker {name}",
             size=size,
             command_timeout_s=command_timeout_s,
+            **PREPARED_ONCE,
             **server_settings,
         )
         self._pools.append(pool)

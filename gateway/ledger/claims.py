@@ -18,6 +18,7 @@ from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     CONTENDED,
     LOST,
+    PREPARED_ONCE,
     Connection,
     close_quietly,
     connect,
@@ -195,7 +196,10 @@ class _Flusher:
     async def _claim(self, batch: Sequence[_Waiter]) -> None:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(
-                self._url, name="gateway claims", command_timeout_s=self._patience_s
+                self._url,
+                name="gateway claims",
+                command_timeout_s=self._patience_s,
+                **PREPARED_ONCE,
             )
         firsts = _first_of_each_key(batch)
         answers = await _insert(self._connection, [w.claim for w in firsts])

@@ -23,6 +23,10 @@ COMMAND_TIMEOUT_S: Final = 5.0
 """Under the usual lease and acknowledgement times: on a connection that is half dead nothing
 answers, and only a new one helps."""
 
+PREPARED_ONCE: Final = {"plan_cache_mode": "force_generic_plan"}
+"""For connections that run only our own statements: planning one anew costs as much as running it.
+Their plans do not depend on the arguments (a test reads them)."""
+
 FORGET: Final = "reset session authorization; discard temp;"
 """What asyncpg's own reset leaves: a role, and temporary tables that would shadow real ones."""
 
@@ -46,7 +50,11 @@ TROUBLE: Final = (*LOST, asyncpg.PostgresError)
 
 
 async def connect(
-    url: str, *, name: str, command_timeout_s: float = COMMAND_TIMEOUT_S, **server_settings: str
+    url: str,
+    *,
+    name: str,
+    command_timeout_s: float | None = COMMAND_TIMEOUT_S,
+    **server_settings: str,
 ) -> Connection:
     """One connection of our own, outside any pool."""
     try:
@@ -64,7 +72,7 @@ async def connect(
 
 
 async def open_pool(
-    url: str, *, name: str, size: int, command_timeout_s: float | None, **server_settings: str
+    url: str, *, name: str, size: int, command_timeout_s: float, **server_settings: str
 ) -> Pool:
     """A pool that connects when it is used, so that a process can start while Postgres is away."""
     return await asyncpg.create_pool(
@@ -74,13 +82,18 @@ async def open_pool(
         timeout=CONNECT_TIMEOUT_S,
         command_timeout=command_timeout_s,
         max_inactive_connection_lifetime=300,
-        reset=_reset,
+        reset=_nothing_to_reset,
         server_settings={"application_name": name, **server_settings},
     )
 
 
-async def _reset(connection: Connection) -> None:
-    await connection.execute(connection.get_reset_query() + FORGET, timeout=COMMAND_TIMEOUT_S)
+async def _nothing_to_reset(_: Connection) -> None:
+    """Our own statements leave nothing behind, and asking the server to be sure is a round trip."""
+
+
+def forget_query(connection: Connection) -> str:
+    """Makes a session as good as new."""
+    return connection.get_reset_query() + FORGET
 
 
 async def users_search_path(connection: Connection) -> str:

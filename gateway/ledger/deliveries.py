@@ -1,6 +1,7 @@
 """The life of a delivery: leased, renewed, settled, taken back, replayed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -12,12 +13,15 @@ import orjson
 from gateway.errors import CommandFailed, LeaseLost, TransitionRefused
 from gateway.ledger.connection import Executor
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.sessions import Session
 from gateway.model import Event, Lease, Outcome, Status
 
 MAX_LOSSES: Final = 10
 """Runs lost in a row before a delivery is dead: its handler may be what ends its workers."""
 
 ERROR_CHARS: Final = 8_000
+LEASE_LOST: Final = "GW001"
+"""What the function gateway.settle raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,31 +65,48 @@ async def lease_due(
     return [_lease(row) for row in rows]
 
 
-async def renew(ledger: Executor, leases: Mapping[int, str], lease: timedelta) -> set[int]:
+async def renew(ledger: Executor, leases: Mapping[int, UUID], lease: timedelta) -> set[int]:
     """Prolongs these leases (delivery id to token); returns those that are still held."""
-    rows = await ledger.fetch(
-        QUERIES["renew"], list(leases), [UUID(t) for t in leases.values()], lease
-    )
+    rows = await ledger.fetch(QUERIES["renew"], list(leases), list(leases.values()), lease)
     return {row["id"] for row in rows}
 
 
 async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Status:
     """Ends a run under its fence. Raises LeaseLost, having changed nothing, if the token is old."""
-    status = await ledger.fetchval(
-        QUERIES["settle"],
-        lease.delivery_id,
-        UUID(lease.token),
-        settlement.status,
-        settlement.outcome,
-        int(settlement.burned),
-        settlement.delay,
-        _storable(settlement.error),
-        MAX_LOSSES,
-        _storable(settlement.detail),
-    )
-    if status is None:
-        raise LeaseLost(f"delivery {lease.delivery_id} belongs to another run now")
+    with _fenced(lease):
+        status = await ledger.fetchval(
+            QUERIES["settle"],
+            lease.delivery_id,
+            lease.token,
+            settlement.status,
+            settlement.outcome,
+            int(settlement.burned),
+            settlement.delay,
+            _storable(settlement.error),
+            _storable(settlement.detail),
+            MAX_LOSSES,
+        )
     return Status(status)
+
+
+async def settle_done(session: Session, lease: Lease) -> None:
+    """Settles the transaction's delivery as done and ends the transaction, in one round trip.
+
+    Raises LeaseLost, having committed nothing, if the token is old.
+    """
+    call = f"gateway.settle_done({lease.delivery_id:d}, '{lease.token}')"
+    with _fenced(lease):
+        await session.end(f"select {call}; commit")
+
+
+@contextmanager
+def _fenced(lease: Lease) -> Iterator[None]:
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != LEASE_LOST:
+            raise
+        raise LeaseLost(f"delivery {lease.delivery_id} belongs to another run now") from error
 
 
 async def reap(ledger: Executor, limit: int, lease: timedelta) -> list[asyncpg.Record]:
@@ -117,7 +138,7 @@ def _columns(handlers: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]
 def _lease(row: asyncpg.Record) -> Lease:
     return Lease(
         delivery_id=row["id"],
-        token=str(row["lease_token"]),
+        token=row["lease_token"],
         handler=row["handler"],
         attempt=row["attempts"] + 1,
         event=Event(

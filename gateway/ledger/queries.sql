@@ -67,8 +67,7 @@ with due as (
     update gateway.deliveries d
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
-    from due
-    where d.id = due.id
+    where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
     returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts
 )
 select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
@@ -97,8 +96,7 @@ with due as (
     update gateway.deliveries d
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
-    from due
-    where d.id = due.id
+    where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
     returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.due_at
 )
 select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
@@ -126,38 +124,8 @@ with held as (
 select id from held;
 
 -- name: settle
--- The end of a run, fenced by the lease's token: no row back means that the lease was lost.
--- A loss does not count against the delivery where the server itself was restarted meanwhile.
-with server as (
-    select pg_postmaster_start_time() as started_at
-), settled as (
-    update gateway.deliveries d
-    set status = case when $4 = 'lost' and server.started_at <= d.leased_at and d.losses + 1 >= $8
-                      then 'dead' else $3 end,
-        attempts = d.attempts + $5::integer,
-        losses = case when $4 = 'lost' and server.started_at <= d.leased_at then d.losses + 1
-                      when $4 in ('lost', 'released') then d.losses
-                      else 0 end,
-        due_at = clock_timestamp() + $6::interval,
-        error = case when $4 = 'lost' and server.started_at <= d.leased_at and d.losses + 1 >= $8
-                     then 'WORKER_LOST: ' || d.losses + 1
-                          || ' runs in a row were lost; the last: ' || $7
-                     else $7 end,
-        lease_token = null, leased_until = null,
-        finished_at = case when $3 in ('done', 'dead')
-                             or ($4 = 'lost' and server.started_at <= d.leased_at
-                                 and d.losses + 1 >= $8)
-                           then clock_timestamp() end
-    from server
-    where d.id = $1 and d.lease_token = $2 and d.status = 'running'
-    returning d.id, d.runs, d.leased_at, d.status,
-              case when $4 = 'lost' and server.started_at > d.leased_at then 'released'
-                   else $4 end as outcome
-), noted as (
-    insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
-    select id, runs, leased_at, clock_timestamp(), outcome, coalesce($9, $7) from settled
-)
-select status from settled;
+-- The end of a run, fenced by the lease's token. Raises GW001 where the lease was lost.
+select gateway.settle($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: reap
 -- Takes back leases that ran out: their worker is gone, or too slow to say that it lives.

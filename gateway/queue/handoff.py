@@ -20,6 +20,9 @@ QUEUE: Final = default_queue_name
 DELIVER: Final = "deliver"
 """The one arq function: its argument is a list of delivery ids."""
 
+WAKE: Final = "gateway:wake"
+"""The channel that tells idle workers of a new job, so that they need not ask all the time."""
+
 JOB_EXPIRES_MS: Final = 3_600_000
 """A hint older than this is worth nothing: the sweep has long found its deliveries."""
 
@@ -106,8 +109,9 @@ class HandOff:
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.psetex(job_key_prefix + job_id, JOB_EXPIRES_MS, job)
             pipe.zadd(QUEUE, {job_id: now_ms})
+            pipe.publish(WAKE, b"")
             pipe.zcard(QUEUE)
-            _, _, depth = await pipe.execute()
+            *_, depth = await pipe.execute()
         return int(depth)
 
     def _note_away(self, error: Exception) -> None:

@@ -11,8 +11,10 @@ import asyncpg
 import httpx
 import structlog
 
-from gateway.ledger.connection import LOST, TROUBLE, Connection, Pool, Pooled
-from gateway.ledger.deliveries import DONE, settle
+from gateway.errors import StorageUnavailable
+from gateway.ledger.connection import LOST, TROUBLE, Connection
+from gateway.ledger.deliveries import settle_done
+from gateway.ledger.sessions import Session, Sessions
 from gateway.model import Lease
 from gateway.run.upsert import (
     UNVERSIONED,
@@ -22,7 +24,6 @@ from gateway.run.upsert import (
 )
 
 CLOSED: Final = "ctx.db is closed: this delivery has been settled"
-BEGIN_S: Final = 5.0
 CLOSE_S: Final = 5.0
 
 
@@ -33,143 +34,135 @@ class Database:
     delivery is settled.
     """
 
-    def __init__(self, pool: Pool, timeout: timedelta) -> None:
-        self._pool = pool
+    def __init__(self, sessions: Sessions, timeout: timedelta) -> None:
+        self._sessions = sessions
         self._timeout = timeout
         self._turn = asyncio.Lock()
-        self._connection: Any = None
-        self._transaction: Any = None
+        self._session: Session | None = None
+        self._savepoints = 0
         self._closed = False
         self._lost = False
 
     async def execute(self, query: str, *args: Any) -> str:
         """Runs a statement; returns its status, such as `UPDATE 1`."""
         async with self._turn:
-            return await (await self._open()).execute(query, *args)
+            return await (await self._open_foreign()).execute(query, *args)
 
     async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
         """Runs a statement once per row of arguments."""
         async with self._turn:
-            await (await self._open()).executemany(query, rows)
+            await (await self._open_foreign()).executemany(query, rows)
 
     async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
         """All rows."""
         async with self._turn:
-            return await (await self._open()).fetch(query, *args)
+            return await (await self._open_foreign()).fetch(query, *args)
 
     async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
         """The first row, or None."""
         async with self._turn:
-            return await (await self._open()).fetchrow(query, *args)
+            return await (await self._open_foreign()).fetchrow(query, *args)
 
     async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
         """One value of the first row, or None."""
         async with self._turn:
-            return await (await self._open()).fetchval(query, *args, column=column)
+            return await (await self._open_foreign()).fetchval(query, *args, column=column)
+
+    async def upsert(self, query: str, row: Sequence[Any]) -> bool:
+        """Runs a statement of our own making, which leaves nothing behind in the session."""
+        async with self._turn:
+            return await (await self._open()).fetchval(query, *row) is not None
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """A savepoint: what fails inside is undone, and the rest of the transaction goes on."""
-        async with self._turn:
-            savepoint = (await self._open()).transaction()
-            await savepoint.start()
+        self._savepoints += 1
+        name = f"gateway_{self._savepoints}"
+        await self.execute(f"savepoint {name}")
         try:
             yield
         except BaseException:
-            async with self._turn:
-                if not self._closed:
-                    await savepoint.rollback()
+            with suppress(*TROUBLE, RuntimeError):  # what went wrong first is what counts
+                await self.execute(f"rollback to savepoint {name}; release savepoint {name}")
             raise
-        async with self._turn:
-            await self._open()
-            await savepoint.commit()
+        await self.execute(f"release savepoint {name}")
 
     @property
     def used(self) -> bool:
         """Whether the handler has begun a transaction."""
-        return self._connection is not None
+        return self._session is not None
 
     @property
     def lost(self) -> bool:
         """Whether the server went away under the handler."""
-        return self._lost or (self._connection is not None and _is_gone(self._connection))
+        return self._lost or (self._session is not None and self._session.connection.is_closed())
 
     async def complete(self, lease: Lease) -> None:
         """Settles the delivery as done in the handler's own transaction and commits both."""
         async with self._turn:
             self._closed = True
-            if not self.lost and not self._connection.is_in_transaction():
+            session = self._session
+            if session is None:
+                raise RuntimeError("the handler has begun no transaction")
+            if not self.lost and not session.connection.is_in_transaction():
                 raise RuntimeError(
                     "the handler ended its own transaction: leave that to the gateway"
                 )
-            await settle(self._connection, lease, DONE)
-            await self._transaction.commit()
+            await settle_done(session, lease)
+            self._session = None
+            self._sessions.give_back(session)
 
     async def close(self) -> None:
         """Undoes what is not committed and gives the connection back."""
         self._closed = True
-        connection, self._connection = self._connection, None
-        if connection is None:
+        self._lost = self.lost
+        session, self._session = self._session, None
+        if session is None:
             return
-        self._lost = self._lost or _is_gone(connection)
         try:
-            if not self._lost and connection.is_in_transaction():
-                await asyncio.wait_for(self._transaction.rollback(), timeout=CLOSE_S)
-            await self._pool.release(connection, timeout=CLOSE_S)
-        except TROUBLE:
-            _cut(connection)
-            with suppress(*TROUBLE):
-                await self._pool.release(connection)
+            await session.end("rollback", CLOSE_S)
+        except BaseException as error:
+            self._sessions.drop(session)
+            if not isinstance(error, TROUBLE):
+                raise
+        else:
+            self._sessions.give_back(session)
 
     def abandon(self) -> None:
         """Cuts the connection, so that a handler that cannot be stopped can no longer write."""
         self._closed = True
-        if self._connection is not None:
-            _cut(self._connection)
+        if self._session is not None:
+            self._sessions.drop(self._session)
+
+    async def _open_foreign(self) -> Connection:
+        """For a statement of the handler's: it may change the session, not only the data."""
+        connection = await self._open()
+        if self._session is not None:
+            self._session.is_foreign = True
+        return connection
 
     async def _open(self) -> Connection:
         if self._closed:
             raise RuntimeError(CLOSED)
-        if self._connection is None:
+        if self._session is None:
             try:
-                await self._begin()
-            except LOST:
+                self._session = await self._begin()
+            except (StorageUnavailable, *LOST):
                 self._lost = True
                 raise
             if self._closed:  # settled while the transaction was being opened
                 await self.close()
                 raise RuntimeError(CLOSED)
-        connection: Connection = self._connection
-        return connection
+        return self._session.connection
 
-    async def _begin(self) -> None:
-        connection = await self._pool.acquire(timeout=BEGIN_S)
+    async def _begin(self) -> Session:
+        session = await self._sessions.take()
         try:
-            async with asyncio.timeout(BEGIN_S):
-                transaction = connection.transaction()
-                await transaction.start()
-                # A stopped worker's open transaction must not block its successor for ever.
-                await connection.execute(
-                    "set local idle_in_transaction_session_timeout = "
-                    f"{max(1, int(self._timeout.total_seconds() * 1000))}"
-                )
+            await session.begin(self._timeout)
         except BaseException:
-            _cut(connection)
-            await self._pool.release(connection)
+            self._sessions.drop(session)
             raise
-        self._connection, self._transaction = connection, transaction
-
-
-def _is_gone(connection: Pooled) -> bool:
-    try:
-        return connection.is_closed()
-    except asyncpg.InterfaceError:  # the pool has taken it back with its connection
-        return True
-
-
-def _cut(connection: Pooled) -> None:
-    with suppress(asyncpg.InterfaceError):
-        connection.terminate()
+        return session
 
 
 class Context:
@@ -179,12 +172,12 @@ class Context:
         self,
         *,
         lease: Lease,
-        pool: Pool,
+        sessions: Sessions,
         timeout: timedelta,
         http: httpx.AsyncClient,
     ) -> None:
         self._lease = lease
-        self.db = Database(pool, timeout)
+        self.db = Database(sessions, timeout)
         """The delivery's transaction in the gateway's database, with asyncpg's methods."""
         self.http = http
         """A shared httpx client."""
@@ -224,7 +217,7 @@ class Context:
         )
         row = arguments(key, values, version, self._lease.event.received_at)
         try:
-            return await self.db.fetchval(query, *row) is not None
+            return await self.db.upsert(query, row)
         except asyncpg.InvalidColumnReferenceError as error:
             raise ValueError(
                 f"ctx.upsert({table!r}) needs a unique index on ({', '.join(key)}): {error}"

@@ -14,6 +14,7 @@ import structlog
 from gateway.errors import HandlerSignal, LeaseLost
 from gateway.ledger.connection import CONTENDED, TROUBLE, Pool, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
+from gateway.ledger.sessions import Sessions
 from gateway.model import Lease, Outcome, Status
 from gateway.registry import Subscription
 from gateway.run.context import Context
@@ -32,7 +33,7 @@ log = structlog.get_logger("gateway.run")
 class Workbench:
     """What every run of a worker shares."""
 
-    work: Pool
+    work: Sessions
     """Connections for `ctx.db` and for nothing else."""
     ledger: Pool
     """Connections for settling what `ctx.db` did not."""
@@ -51,7 +52,7 @@ class Execution:
         self._subscription = subscription
         self._bench = bench
         self._context = Context(
-            lease=lease, pool=bench.work, timeout=subscription.timeout, http=bench.http
+            lease=lease, sessions=bench.work, timeout=subscription.timeout, http=bench.http
         )
         self._handler: asyncio.Task[None] | None = None
         self._stopped_because: str | None = None
@@ -128,13 +129,12 @@ class Execution:
         if not self._context.db.used:
             await self._settle_apart(DONE)
             return None
-        completing = asyncio.create_task(self._context.db.complete(self.lease))
-        done, _ = await asyncio.wait({completing}, timeout=self._bench.patience.total_seconds())
-        if not done:
-            self._context.db.abandon()
         try:
-            await completing
+            async with asyncio.timeout(self._bench.patience.total_seconds()):
+                await self._context.db.complete(self.lease)
         except (*TROUBLE, RuntimeError) as error:
+            if isinstance(error, TimeoutError):
+                self._context.db.abandon()
             return error
         return None
 

@@ -1,6 +1,8 @@
 """Fills a worker's slots with deliveries and keeps their leases alive."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
@@ -13,6 +15,10 @@ from gateway.model import Lease
 from gateway.registry import Subscription
 from gateway.run.execution import STOP_S, Execution, Workbench
 from gateway.run.intake import Intake
+
+AHEAD: Final = timedelta(milliseconds=20)
+"""How much work is leased before there is a slot for it, by the pace of the last moment: none
+where handlers take long, so that another worker can have it."""
 
 BEATS_PER_LEASE: Final = 3
 TAKE_AGAIN_S: Final = 0.5
@@ -39,6 +45,10 @@ class Runner:
         self._intake = intake
         self._slots = slots
         self._lease = lease
+        self._ready: deque[Lease] = deque()
+        self._ahead = 0
+        self._ended_since = 0
+        self._looked_at = time.monotonic()
         self._running: dict[int, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -47,7 +57,7 @@ class Runner:
 
     def hint(self, delivery_ids: Iterable[int]) -> None:
         """Says that these deliveries may be due."""
-        self._intake.hint(delivery_ids, self._free)
+        self._intake.hint(delivery_ids, self._room)
         self._wake.set()
 
     def scan_now(self) -> None:
@@ -56,17 +66,23 @@ class Runner:
         self._wake.set()
 
     @property
-    def _free(self) -> int:
-        return self._slots - len(self._tasks)
+    def _room(self) -> int:
+        """How many more deliveries may be leased."""
+        return self._slots + self._ahead - len(self._tasks) - len(self._ready)
+
+    @property
+    def _wants_more(self) -> bool:
+        """Whether it is time to lease: a few at once are cheaper than one by one."""
+        return self._room > 0 and len(self._ready) <= self._ahead // 2
 
     async def take_forever(self) -> None:
-        """Leases and starts deliveries whenever there is a free slot, until told to stop."""
+        """Leases and starts deliveries whenever there is room, until told to stop."""
         while self._taking:
             self._wake.clear()
-            if self._free and not self._intake.wait_s:
+            if self._wants_more and not self._intake.wait_s:
                 await self._take()
                 continue
-            await self._sleep(self._intake.wait_s if self._free else None)
+            await self._sleep(self._intake.wait_s if self._wants_more else None)
 
     async def beat_forever(self) -> None:
         """Renews the leases of what runs, one statement for all of them."""
@@ -84,6 +100,7 @@ class Runner:
         self._wake.set()
         if self._tasks:
             log.info("draining", running=len(self._tasks), grace_s=grace.total_seconds())
+        self._start_ready()  # which hands them back
         finished = asyncio.create_task(self._all_finished())
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait(
@@ -103,16 +120,27 @@ class Runner:
         self._hurry.set()
 
     async def _take(self) -> None:
+        self._look_at_pace()
         try:
-            leases = await self._intake.take(self._free)
+            leases = await self._intake.take(self._room)
         except TROUBLE as error:
             log.warning("ledger_unreachable", error=describe(error))
             self._intake.ease()
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
             return
-        for lease in leases:
-            self._start(lease)
+        self._ready.extend(leases)
+        self._start_ready()
+
+    def _look_at_pace(self) -> None:
+        now = time.monotonic()
+        share = AHEAD.total_seconds() / max(now - self._looked_at, 0.001)
+        self._ahead = min(int(self._ended_since * share), self._slots)
+        self._ended_since, self._looked_at = 0, now
+
+    def _start_ready(self) -> None:
+        while self._ready and (len(self._tasks) < self._slots or not self._taking):
+            self._start(self._ready.popleft())
 
     def _start(self, lease: Lease) -> None:
         subscription = self._subscriptions[lease.event.route, lease.handler]
@@ -128,19 +156,23 @@ class Runner:
         self._tasks.discard(task)
         if self._running.get(execution.lease.delivery_id) is execution:
             del self._running[execution.lease.delivery_id]
+        self._ended_since += 1
+        self._start_ready()
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("run_failed", delivery_id=execution.lease.delivery_id, error=describe(error))
 
     async def beat(self) -> None:
-        """Renews the leases of what runs now, and stops what is no longer ours."""
-        running = dict(self._running)
-        if not running:
+        """Renews the leases of what runs or waits here, and stops what is no longer ours."""
+        leases = [*(e.lease for e in self._running.values()), *self._ready]
+        if not leases:
             return
-        tokens = {delivery_id: e.lease.token for delivery_id, e in running.items()}
+        tokens = {lease.delivery_id: lease.token for lease in leases}
         held = await renew(self._leases, tokens, self._lease)
-        for delivery_id, execution in running.items():
-            if delivery_id not in held:
+        lost = {lease.token for lease in leases if lease.delivery_id not in held}
+        self._ready = deque(lease for lease in self._ready if lease.token not in lost)
+        for execution in self._running.values():
+            if execution.lease.token in lost:
                 execution.lose()
 
     async def _all_finished(self) -> None:

@@ -72,7 +72,7 @@ async def test_sql_moves_states_exactly_as_the_model_says(
     connection = await asyncpg.connect(database_url)
     lease = Lease(
         delivery_id=delivery_id,
-        token=str(TOKEN),
+        token=TOKEN,
         handler="handlers.count",
         attempt=1,
         event=Event(

@@ -349,7 +349,8 @@ async def test_a_commit_that_is_never_answered_is_given_up(
     async def hang_once(self: Database, lease: Any) -> None:
         if not hung.is_set():
             hung.set()
-            await self._connection.execute("select pg_sleep(60)")
+            assert self._session is not None
+            await self._session.connection.execute("select pg_sleep(60)")
         await complete(self, lease)
 
     monkeypatch.setattr(Database, "complete", hang_once)
@@ -460,6 +461,7 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
     seldom = timedelta(minutes=5)
     async with working(database_url, subscribe(handler), lease=SECOND, sweep=seldom) as worker:
         await running.wait()
+        await asyncio.sleep(0.3)  # the worker's own first round is over
         await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
         assert worker._sweeper is not None
         await worker._sweeper.sweep()
@@ -488,10 +490,12 @@ async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
     cut: list[bool] = []
 
     async def complete_and_cut(self: Database, lease: Any) -> None:
+        session = self._session
         await complete(self, lease)
         if not cut:
             cut.append(True)
-            self._connection.terminate()
+            assert session is not None
+            session.connection.terminate()
             raise asyncpg.ConnectionDoesNotExistError("cut between COMMIT and its answer")
 
     monkeypatch.setattr(Database, "complete", complete_and_cut)
