@@ -1,4 +1,4 @@
-"""Prunes as the worker's sweep does, but at a given pace, until it is ended."""
+"""Prunes as a worker does, but at a given pace, until it is ended."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.ledger.connection import open_pool
+from gateway.ledger.connection import PREPARED_ONCE, open_pool
 from gateway.ledger.retention import Pruner
 from gateway.routes import load_config
 
@@ -24,7 +24,9 @@ async def prune(url: str, per_second: float) -> dict[str, float]:
     pruner = Pruner({route.name: route.retention for route in routes})
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    pool = await open_pool(url, name="bench prune", size=1, command_timeout_s=COMMAND_S)
+    pool = await open_pool(
+        url, name="bench prune", size=1, command_timeout_s=COMMAND_S, **PREPARED_ONCE
+    )
     print("pruning", flush=True)
     keys, began = 0, time.perf_counter()
     while not ended.is_set():

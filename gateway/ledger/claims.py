@@ -77,6 +77,8 @@ class Claimed:
 class _Waiter:
     claim: Claim
     answer: asyncio.Future[Claimed]
+    replay_of: str | None = None
+    """The event that brought the same bytes first, where its policy lets this one in, flagged."""
 
 
 class Claimer:
@@ -202,13 +204,12 @@ class _Flusher:
                 **PREPARED_ONCE,
             )
         firsts = _first_of_each_key(batch)
-        answers = await _insert(self._connection, [w.claim for w in firsts])
-        accepted = [i for a in answers.values() for i in a.delivery_ids]
-        if accepted:
-            self._on_accepted(accepted)
+        accepted = await _insert(self._connection, firsts)
+        if delivery_ids := [i for ids in accepted.values() for i in ids]:
+            self._on_accepted(delivery_ids)
         for waiter in firsts:
-            if answer := answers.get(waiter.claim.key):
-                _set(waiter, answer)
+            if (ids := accepted.get(waiter.claim.key)) is not None:
+                _set(waiter, _accepted(waiter, ids))
         others = [w for w in batch if not w.answer.done()]
         if others:
             await self._explain(self._connection, others)
@@ -224,6 +225,8 @@ class _Flusher:
         for waiter, row in zip(waiters, rows, strict=True):
             if answer := _explained(waiter.claim, row):
                 _set(waiter, answer)
+            else:
+                waiter.replay_of = row["first_event_id"]
 
 
 def _set(waiter: _Waiter, answer: Claimed) -> None:
@@ -239,22 +242,21 @@ def _first_of_each_key(batch: Sequence[_Waiter]) -> list[_Waiter]:
 
 
 async def _insert(
-    connection: Connection, claims: Sequence[Claim]
-) -> dict[tuple[str, str], Claimed]:
-    rows = await connection.fetch(
-        QUERIES["claim"], _as_json(claims), [claim.body for claim in claims]
+    connection: Connection, waiters: Sequence[_Waiter]
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The deliveries of each event that is new."""
+    bodies = [waiter.claim.body for waiter in waiters]
+    rows = await connection.fetch(QUERIES["claim"], _as_json(waiters), bodies)
+    return {(row["route"], row["event_id"]): tuple(row["delivery_ids"]) for row in rows}
+
+
+def _accepted(waiter: _Waiter, delivery_ids: tuple[int, ...]) -> Claimed:
+    return Claimed(
+        verdict=Verdict.ACCEPTED, delivery_ids=delivery_ids, first_event_id=waiter.replay_of
     )
-    return {
-        (row["route"], row["event_id"]): Claimed(
-            verdict=Verdict.ACCEPTED,
-            delivery_ids=tuple(row["delivery_ids"]),
-            first_event_id=row["replay_of"],
-        )
-        for row in rows
-    }
 
 
-def _as_json(claims: Sequence[Claim]) -> str:
+def _as_json(waiters: Sequence[_Waiter]) -> str:
     """All but the bodies, as one argument: an array per column takes asyncpg twice as long."""
     rows = [
         {
@@ -270,9 +272,10 @@ def _as_json(claims: Sequence[Claim]) -> str:
             "digest": claim.digest.hex(),
             "headers": claim.headers,
             "replay": claim.replay,
+            "replay_of": replay_of,
             "handlers": claim.handlers,
         }
-        for n, claim in enumerate(claims, 1)
+        for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]
     return orjson.dumps(rows).decode()
 

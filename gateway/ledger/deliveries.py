@@ -89,14 +89,14 @@ async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Stat
     return Status(status)
 
 
-async def settle_done(session: Session, lease: Lease) -> None:
+async def settle_done(session: Session, lease: Lease, *, chain: bool) -> None:
     """Settles the transaction's delivery as done and ends the transaction, in one round trip.
 
     Raises LeaseLost, having committed nothing, if the token is old.
     """
     call = f"gateway.settle_done({lease.delivery_id:d}, '{lease.token}')"
     with _fenced(lease):
-        await session.end(f"select {call}; commit")
+        await session.end(f"select {call}; commit", chain=chain)
 
 
 @contextmanager

@@ -1,32 +1,26 @@
 -- name: claim
--- Events and their deliveries in one statement; a key that is taken comes back as no row.
+-- Events and their deliveries in one statement; a key that is taken comes back as no row, and so do
+-- bytes that another event brought first (processed_events_guard), unless they are known to be flagged.
 -- In key order, so that two processes with crossed batches wait for each other and never in a circle.
--- Bytes that another event brought first are refused here unless that event's policy is to flag.
 with input as materialized (
     select c.*, b.body
     from json_to_recordset($1::json) as c (
         n bigint, route text, event_id text, provider text, type text, account text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
-        headers jsonb, replay text, handlers json)
+        headers jsonb, replay text, replay_of text, handlers json)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
         (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
          headers, body, replay, guard, replay_of)
-    select i.route, i.event_id, i.provider, i.type, i.account, i.livemode, i.occurred_at,
-           i.received_at, decode(i.digest, 'hex'), i.headers, i.body, i.replay,
-           case when i.replay is not null and first.event_id is null
-                then decode(i.digest, 'hex') end,
-           first.event_id
-    from input i
-    left join gateway.processed_events first
-           on i.replay is not null and first.route = i.route
-          and first.guard = decode(i.digest, 'hex')
-          and first.event_id <> i.event_id
-    where first.event_id is null or first.replay = 'flag'
-    order by i.route, i.event_id
+    select route, event_id, provider, type, account, livemode, occurred_at, received_at,
+           decode(digest, 'hex'), headers, body, replay,
+           case when replay is not null and replay_of is null then decode(digest, 'hex') end,
+           replay_of
+    from input
+    order by route, event_id
     on conflict do nothing
-    returning route, event_id, replay_of
+    returning route, event_id
 ), fanned as (
     insert into gateway.deliveries (route, event_id, handler)
     select c.route, c.event_id, h.handler
@@ -36,12 +30,11 @@ with input as materialized (
     order by c.route, c.event_id, h.handler
     returning id, route, event_id
 )
-select route, event_id, max(replay_of) as replay_of,
-       coalesce(array_agg(id) filter (where id is not null), '{}') as delivery_ids
+select route, event_id, coalesce(array_agg(id) filter (where id is not null), '{}') as delivery_ids
 from (  -- one pass: as a join, the planner compares every event with every delivery
-    select route, event_id, replay_of, null::bigint as id from claimed
+    select route, event_id, null::bigint as id from claimed
     union all
-    select route, event_id, null, id from fanned
+    select route, event_id, id from fanned
 ) as outcome
 group by route, event_id;
 
@@ -201,8 +194,7 @@ with old as (
 ), discarded as (
     update gateway.deliveries d
     set status = 'discarded', finished_at = now()
-    from old
-    where d.id = old.id and d.status = 'dead'
+    where d.id = any (array (select id from old)) and d.status = 'dead'
     returning d.id, d.route, d.event_id
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
@@ -211,77 +203,88 @@ with old as (
 )
 select count(*) from discarded;
 
--- name: prune_candidates
--- Events after the cursor that are older than the cutoff, oldest first (processed_events_received),
--- with when their last delivery ended; null while one of them is pending, running or dead.
-select e.received_at, e.route, e.event_id, e.body is not null as has_body,
-       case when d.unfinished then null else coalesce(d.ended_at, e.received_at) end as ended_at
-from gateway.processed_events e
-left join lateral (
-    select bool_or(status in ('pending', 'running', 'dead')) as unfinished,
-           max(finished_at) as ended_at
-    from gateway.deliveries
-    where route = e.route and event_id = e.event_id
-) d on true
-where e.received_at < $1 and (e.received_at, e.route, e.event_id) > ($2, $3, $4)
-order by e.received_at, e.route, e.event_id
-limit $5;
+-- name: start_prune
+-- Whether this worker may prune now: one at a time does, until the end of its transaction.
+-- A prune that a crash undoes is simply done again, so its commit need not wait for the disk; and a
+-- plan made while the tables were small must not scan them once they have grown.
+select pg_try_advisory_xact_lock($1)
+from set_config('synchronous_commit', 'off', true) as commits,
+     set_config('enable_seqscan', 'off', true) as plans;
 
--- name: lock_events
--- Holds events against a replay, which takes a share of its event first, until they are pruned.
--- A statement of its own: what follows must see what was committed before the lock was had.
-select e.route, e.event_id
-from gateway.processed_events e
-join unnest($1::text[], $2::text[]) as i (route, event_id) using (route, event_id)
-order by e.route, e.event_id
-for update of e skip locked;
-
--- name: prune_payloads
--- Empties bodies and headers and leaves the keys, so that a late retry is still a duplicate.
-with idle as (
-    select i.route, i.event_id
-    from unnest($1::text[], $2::text[]) as i (route, event_id)
-    where not exists (
-        select from gateway.deliveries d
-        where d.route = i.route and d.event_id = i.event_id
-          and d.status in ('pending', 'running', 'dead')
-    )
-), emptied as (
-    update gateway.processed_events e
-    set body = null, headers = null
-    from idle
-    where e.route = idle.route and e.event_id = idle.event_id
-    returning e.route
+-- name: hold_events
+-- Walks on from a mark to a given age, oldest first (processed_events_received), and holds those old
+-- enough to lose something: against a replay, which takes a share of its event first.
+with walked as materialized (
+    select ctid, received_at, route, event_id, body is not null as has_body
+    from gateway.processed_events
+    where received_at < now() - $1::interval and (received_at, route, event_id) > ($2, $3, $4)
+    order by received_at, route, event_id
+    limit $5
+), held as (
+    select e.ctid
+    from gateway.processed_events e
+    where e.ctid = any (array (
+        select w.ctid
+        from walked w
+        join unnest($6::text[], $7::interval[], $8::interval[]) as kept (route, key, payload)
+          using (route)
+        where w.received_at < now() - case when w.has_body then least(kept.key, kept.payload)
+                                           else kept.key end
+    ))
+    for update skip locked
 )
-select count(*) from emptied;
+select received_at, route, event_id, (select count(*) from walked) as walked,
+       (select array_agg(ctid)::text from held) as held
+from walked
+order by received_at desc, route desc, event_id desc
+limit 1;
 
--- name: prune_keys
--- Forgets events with their deliveries and attempts.
-with idle as (
-    select i.route, i.event_id
-    from unnest($1::text[], $2::text[]) as i (route, event_id)
-    where not exists (
-        select from gateway.deliveries d
-        where d.route = i.route and d.event_id = i.event_id
-          and d.status in ('pending', 'running', 'dead')
-    )
+-- name: prune_events
+-- Of events that are held: forgets them with their deliveries and attempts, or empties their bodies
+-- and headers and leaves the key, so that a late retry is still a duplicate, or leaves them alone.
+-- A statement of its own: it must see what was committed before they were held. From then on they and
+-- their ended deliveries stay where they are, so that their places (ctid) can be relied on.
+with held as materialized (
+    select e.ctid as place, e.route, e.body is not null as has_body,
+           coalesce(d.ended_at, e.received_at) as ended_at, d.unfinished, d.places
+    from gateway.processed_events e
+    cross join lateral (
+        select bool_or(status in ('pending', 'running', 'dead')) as unfinished,
+               max(finished_at) as ended_at, array_agg(ctid) as places
+        from gateway.deliveries
+        where route = e.route and event_id = e.event_id
+    ) d
+    where e.ctid = any ($1::text::tid[])
+), sorted as materialized (
+    select place, places, ended_at < now() - key as is_over,
+           has_body and ended_at < now() - payload as is_emptied
+    from held
+    join unnest($2::text[], $3::interval[], $4::interval[]) as kept (route, key, payload)
+      using (route)
+    where unfinished is not true
 ), ended as (
-    delete from gateway.deliveries d
-    using idle
-    where d.route = idle.route and d.event_id = idle.event_id and d.status in ('done', 'discarded')
-    returning d.id
+    delete from gateway.deliveries
+    where ctid = any (array (select unnest(places) from sorted where is_over))
+      and status in ('done', 'discarded')
+    returning id
 ), forgotten as (
-    delete from gateway.attempts a using ended where a.delivery_id = ended.id
+    delete from gateway.attempts where delivery_id = any (array (select id from ended))
 ), removed as (
-    delete from gateway.processed_events e
-    using idle
-    where e.route = idle.route and e.event_id = idle.event_id
-    returning e.route
+    delete from gateway.processed_events
+    where ctid = any (array (select place from sorted where is_over))
+    returning route
+), emptied as (
+    update gateway.processed_events
+    set body = null, headers = null
+    where ctid = any (array (select place from sorted where is_emptied and not is_over))
+    returning route
 )
-select count(*) from removed;
+select (select count(*) from removed) as keys, (select count(*) from emptied) as payloads;
 
 -- name: list_events
 -- Events, newest first, with the state of their deliveries (processed_events_received).
+-- Filters are put so that the planner cannot guess how rare a match is: it would scan the whole table
+-- for a rare one, where a walk from the newest finds what is new at once and can be bounded.
 select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
        e.replay_of, e.body is not null as payload_kept,
        coalesce((
@@ -290,37 +293,51 @@ select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occu
                  where d.route = e.route and d.event_id = e.event_id group by status) s
        ), '{}') as deliveries
 from gateway.processed_events e
-where ($1::text is null or e.route = $1)
-  and ($2::text is null or e.type like $2)
-  and ($3::text is null or exists (
-        select from gateway.deliveries d
+where coalesce(e.route = $1, true)
+  and coalesce(e.type like $2, true)
+  and ($3::text is null or (
+        select true from gateway.deliveries d
         where d.route = e.route and d.event_id = e.event_id and d.handler = $3))
-  and ($4::timestamptz is null or e.received_at >= $4)
-  and ($5::timestamptz is null or e.received_at < $5)
+  and e.received_at >= coalesce($4, timestamptz '-infinity')
+  and e.received_at < coalesce($5, timestamptz 'infinity')
 order by e.received_at desc, e.route desc, e.event_id desc
 limit $6;
 
 -- name: list_dead
--- Dead letters, newest first (deliveries_dead).
+-- Dead letters, newest first (deliveries_dead), with filters as in list_events.
 select d.id as delivery_id, d.route, d.event_id, e.type, d.handler, d.status, d.attempts, d.error,
        d.created_at, d.finished_at
 from gateway.deliveries d
-join gateway.processed_events e using (route, event_id)
+cross join lateral (  -- as a plain join, it may be one with all events
+    select type from gateway.processed_events where route = d.route and event_id = d.event_id limit 1
+) e
 where d.status = 'dead'
-  and ($1::text is null or d.route = $1)
-  and ($2::text is null or e.type like $2)
-  and ($3::text is null or d.handler = $3)
-  and ($4::timestamptz is null or d.finished_at >= $4)
-  and ($5::timestamptz is null or d.finished_at < $5)
+  and coalesce(d.route = $1, true)
+  and coalesce(e.type like $2, true)
+  and coalesce(d.handler = $3, true)
+  and d.finished_at >= coalesce($4, timestamptz '-infinity')
+  and d.finished_at < coalesce($5, timestamptz 'infinity')
 order by d.finished_at desc, d.id desc
 limit $6;
 
 -- name: find_events
--- Events with this id, on any route or on one (primary key, one probe per route).
+-- Events with this id, on any route or on one (primary key, one probe per route that has events).
+with recursive routes as (
+    (select route from gateway.processed_events order by route limit 1)
+    union all
+    select next.route
+    from routes r
+    cross join lateral (
+        select route from gateway.processed_events where route > r.route order by route limit 1
+    ) next
+)
 select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
        encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of
-from gateway.processed_events e
-where e.event_id = $2 and ($1::text[] is null or e.route = any ($1))
+from routes r
+cross join lateral (
+    select * from gateway.processed_events where route = r.route and event_id = $2 limit 1
+) e
+where $1::text[] is null or e.route = any ($1)
 order by e.route;
 
 -- name: find_delivery

@@ -1,13 +1,23 @@
 """Connections for handlers: taken as good as new, given back as good as new."""
 
+import asyncio
 import time
 from collections import deque
 from datetime import timedelta
 from typing import Final
 
-from gateway.ledger.connection import Connection, close_quietly, connect, forget_query
+from gateway.ledger.connection import (
+    TROUBLE,
+    Connection,
+    close_quietly,
+    connect,
+    forget_query,
+)
 
 BEGIN_S: Final = 5.0
+AHEAD_S: Final = 0.05
+"""How old a transaction may get that was begun ahead: `now()` in it is when it was begun."""
+
 IDLE_S: Final = 300.0
 """A connection that was not needed for so long is closed."""
 
@@ -15,32 +25,46 @@ IDLE_S: Final = 300.0
 class Session:
     """One connection, and what is known of the state of its session."""
 
-    __slots__ = ("connection", "idle_since", "is_foreign", "limit_ms")
+    __slots__ = ("begun_at", "connection", "idle_since", "is_foreign", "limit_ms")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.limit_ms: int | None = None
         self.is_foreign = False
         """Whether statements were run that are not ours: they may have changed the session."""
+        self.begun_at: float | None = None
+        """When a transaction was begun for whoever takes the session next."""
         self.idle_since = 0.0
 
     async def begin(self, limit: timedelta) -> None:
         """Opens a transaction that the server ends if nothing is heard of it for `limit`: that of
         a stopped worker must not block its successor for ever."""
         limit_ms = max(1, int(limit.total_seconds() * 1000))
+        begun_at, self.begun_at = self.begun_at, None
         query = "begin"
         if limit_ms != self.limit_ms:
             query = f"set idle_in_transaction_session_timeout = {limit_ms}; begin"
+        elif begun_at is not None and time.monotonic() - begun_at < AHEAD_S:
+            return
+        if begun_at is not None:
+            query = f"rollback; {query}"
         await self.connection.execute(query, timeout=BEGIN_S)
         self.limit_ms = limit_ms
 
-    async def end(self, query: str, timeout_s: float | None = None) -> None:
-        """Ends the transaction by this query, and makes the session as good as new."""
+    async def end(self, query: str, *, chain: bool = False, timeout_s: float | None = None) -> None:
+        """Ends the transaction by this query, and makes the session as good as new.
+
+        With `chain`, the next transaction is begun in the same round trip.
+        """
         if self.is_foreign:
             query = f"{query}; {forget_query(self.connection)}"
+        elif chain:
+            query = f"{query} and chain"
         await self.connection.execute(query, timeout=timeout_s)
         if self.is_foreign:
             self.limit_ms, self.is_foreign = None, False
+        elif chain:
+            self.begun_at = time.monotonic()
 
 
 class Sessions:
@@ -56,6 +80,8 @@ class Sessions:
         self._server_settings = server_settings
         self._idle: deque[Session] = deque()
         self._taken: set[Session] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def take(self) -> Session:
         """A session of the caller's own. Raises StorageUnavailable."""
@@ -70,20 +96,44 @@ class Sessions:
         return session
 
     def give_back(self, session: Session) -> None:
-        """For a session whose transaction was ended."""
+        """For a session whose transaction was ended, or a fresh one begun."""
         self._taken.discard(session)
         session.idle_since = time.monotonic()
         self._idle.append(session)
         while self._idle[0].idle_since < session.idle_since - IDLE_S:
             self._idle.popleft().connection.terminate()
+        if session.begun_at is not None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(AHEAD_S, self._end_unused)
 
     def drop(self, session: Session) -> None:
         """For a session in any state: whatever it was doing is undone by the server."""
         self._taken.discard(session)
         session.connection.terminate()
 
+    def _end_unused(self) -> None:
+        """Nobody came for these transactions: an idle one would worry whoever looks."""
+        self._timer = None
+        for session in [s for s in self._idle if s.begun_at is not None]:
+            self._idle.remove(session)
+            self._taken.add(session)
+            task = asyncio.create_task(self._end(session))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def _end(self, session: Session) -> None:
+        session.begun_at = None
+        try:
+            await session.end("rollback", timeout_s=BEGIN_S)
+        except TROUBLE:
+            self.drop(session)
+        else:
+            self.give_back(session)
+
     async def close(self) -> None:
         """Ends all connections, in use or not."""
+        if self._timer is not None:
+            self._timer.cancel()
         for session in self._taken:
             session.connection.terminate()
         while self._idle:

@@ -97,8 +97,11 @@ class Database:
         """Whether the server went away under the handler."""
         return self._lost or (self._session is not None and self._session.connection.is_closed())
 
-    async def complete(self, lease: Lease) -> None:
-        """Settles the delivery as done in the handler's own transaction and commits both."""
+    async def complete(self, lease: Lease, *, chain: bool) -> None:
+        """Settles the delivery as done in the handler's own transaction and commits both.
+
+        With `chain`, the connection is left ready for the next delivery.
+        """
         async with self._turn:
             self._closed = True
             session = self._session
@@ -108,7 +111,7 @@ class Database:
                 raise RuntimeError(
                     "the handler ended its own transaction: leave that to the gateway"
                 )
-            await settle_done(session, lease)
+            await settle_done(session, lease, chain=chain)
             self._session = None
             self._sessions.give_back(session)
 
@@ -120,7 +123,7 @@ class Database:
         if session is None:
             return
         try:
-            await session.end("rollback", CLOSE_S)
+            await session.end("rollback", timeout_s=CLOSE_S)
         except BaseException as error:
             self._sessions.drop(session)
             if not isinstance(error, TROUBLE):

@@ -47,10 +47,18 @@ class Workbench:
 class Execution:
     """A delivery being run. It can be asked to stop until its handler has returned."""
 
-    def __init__(self, lease: Lease, subscription: Subscription, bench: Workbench) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        subscription: Subscription,
+        bench: Workbench,
+        *,
+        is_more: Callable[[], bool],
+    ) -> None:
         self.lease = lease
         self._subscription = subscription
         self._bench = bench
+        self._is_more = is_more
         self._context = Context(
             lease=lease, sessions=bench.work, timeout=subscription.timeout, http=bench.http
         )
@@ -131,7 +139,7 @@ class Execution:
             return None
         try:
             async with asyncio.timeout(self._bench.patience.total_seconds()):
-                await self._context.db.complete(self.lease)
+                await self._context.db.complete(self.lease, chain=self._is_more())
         except (*TROUBLE, RuntimeError) as error:
             if isinstance(error, TimeoutError):
                 self._context.db.abandon()

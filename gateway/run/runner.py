@@ -132,6 +132,10 @@ class Runner:
         self._ready.extend(leases)
         self._start_ready()
 
+    def _is_more(self) -> bool:
+        """Whether a delivery waits for the next free slot."""
+        return bool(self._ready)
+
     def _look_at_pace(self) -> None:
         now = time.monotonic()
         share = AHEAD.total_seconds() / max(now - self._looked_at, 0.001)
@@ -144,7 +148,7 @@ class Runner:
 
     def _start(self, lease: Lease) -> None:
         subscription = self._subscriptions[lease.event.route, lease.handler]
-        execution = Execution(lease, subscription, self._bench)
+        execution = Execution(lease, subscription, self._bench, is_more=self._is_more)
         self._running[lease.delivery_id] = execution
         task = asyncio.create_task(execution.run(), name=f"delivery {lease.delivery_id}")
         self._tasks.add(task)

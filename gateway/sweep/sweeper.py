@@ -1,9 +1,10 @@
-"""One round every few seconds in every worker: reap, prune, report alive."""
+"""One round every few seconds in every worker: report alive, reap; and beside it, prune."""
 
 import asyncio
 import os
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Final
@@ -14,11 +15,10 @@ import structlog
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
 from gateway.ledger.queries import QUERIES
-from gateway.ledger.retention import BATCH, Pruner
+from gateway.ledger.retention import Pruned, Pruner
 
 REAP_LIMIT: Final = 200
 LEAVE_S: Final = 1.0
-PRUNE_STEPS: Final = 10
 MISSED_ROUNDS: Final = 6
 """Rounds without a sign after which a worker is no longer listed."""
 
@@ -49,12 +49,24 @@ class Sweeper:
         self._worker_id: UUID = uuid4()
 
     async def sweep_forever(self) -> None:
-        """Sweeps, a little out of step with the other workers."""
+        """Sweeps and prunes, each at its own pace: a long prune delays no sweep."""
+        tasks = [
+            asyncio.create_task(self._repeat(self.sweep, "sweep_failed")),
+            asyncio.create_task(self._repeat(self.prune, "prune_failed")),
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], failed: str) -> None:
+        """Every so often, a little out of step with the other workers."""
         while True:
             try:
-                await self.sweep()
+                await work()
             except TROUBLE as error:
-                log.warning("sweep_failed", error=describe(error))
+                log.warning(failed, error=describe(error))
                 await self._ledger.expire_connections()
             await asyncio.sleep(self._every.total_seconds() * random.uniform(0.8, 1.0))  # noqa: S311
 
@@ -63,7 +75,21 @@ class Sweeper:
         await self._say_alive()
         await self._renew()  # before the reaping: after an outage our own leases look expired too
         await self._reap()
-        await self._prune()
+
+    async def prune(self) -> None:
+        """Forgets until there is no more to forget, and rests for as long as it works: however much
+        there is, it takes half of one connection at most."""
+        total, told_at = Pruned(more=True), time.monotonic()
+        while total.more:
+            began_at = time.monotonic()
+            async with self._ledger.acquire() as connection:
+                total += await self._pruner.step(connection)
+            now = time.monotonic()
+            if not total.more or now - told_at > self._every.total_seconds():
+                _tell(total)
+                total, told_at = Pruned(more=total.more), now
+            if total.more:
+                await asyncio.sleep(now - began_at)
 
     async def leave(self) -> None:
         """Takes this worker off the list."""
@@ -98,11 +124,7 @@ class Sweeper:
         if reaped:
             self._on_reaped()
 
-    async def _prune(self) -> None:
-        for _ in range(PRUNE_STEPS):
-            async with self._ledger.acquire() as connection:
-                pruned = await self._pruner.step(connection)
-            if pruned.keys or pruned.payloads or pruned.dead:
-                log.info("pruned", keys=pruned.keys, payloads=pruned.payloads, dead=pruned.dead)
-            if pruned.looked_at < BATCH:
-                return
+
+def _tell(pruned: Pruned) -> None:
+    if pruned.keys or pruned.payloads or pruned.dead:
+        log.info("pruned", keys=pruned.keys, payloads=pruned.payloads, dead=pruned.dead)

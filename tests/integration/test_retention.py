@@ -1,39 +1,54 @@
 """Retention: explicit, in small steps, and never at the cost of work that is not finished."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import asyncpg
 import pytest
 
 from gateway.ledger import retention as retention_module
-from gateway.ledger.connection import open_pool
+from gateway.ledger.connection import Pooled, open_pool
 from gateway.ledger.deliveries import replay
+from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.model import Retention
+from gateway.sweep.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, make_config, make_route, subscribe, working
 
 DAY = timedelta(days=1)
 KEPT = Retention(key=35 * DAY, payload=14 * DAY, dead=90 * DAY)
+ATTEMPT = "insert into gateway.attempts values ($1, 1, now(), now(), 'done', null)"
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Pooled]:
+    pool = await open_pool(url, name="test", size=1, command_timeout_s=10)
+    async with pool.acquire() as connection:
+        yield connection
+    await pool.close()
 
 
 async def prune(url: str, kept: Retention = KEPT, *, steps: int = 1) -> Pruned:
-    pool = await open_pool(url, name="test", size=1, command_timeout_s=10)
-    pruner = Pruner({"stripe": kept})
+    """Steps of a walk that starts over as soon as it has come to its end."""
+    pruner = Pruner({"stripe": kept}, again_after=timedelta())
     total = Pruned()
-    async with pool.acquire() as connection:
+    async with connected(url) as connection:
         for _ in range(steps):
-            one = await pruner.step(connection)
-            total = Pruned(
-                keys=total.keys + one.keys,
-                payloads=total.payloads + one.payloads,
-                dead=total.dead + one.dead,
-                looked_at=total.looked_at + one.looked_at,
-            )
-    await pool.close()
+            total += await pruner.step(connection)
     return total
+
+
+async def claim_old(url: str, age: timedelta, count: int = 1, **changes: Any) -> None:
+    """Events without a delivery, received so long ago."""
+    old = datetime.now(UTC) - age
+    claims = [make_claim(handlers=[], received_at=old, **changes) for _ in range(count)]
+    await claim_all(url, claims)
 
 
 async def arrange(
@@ -44,8 +59,8 @@ async def arrange(
     claim = make_claim("evt_1", received_at=now - (received or ended))
     [answer] = await claim_all(url, [claim])
     await ledger.run(
-        "update gateway.deliveries set status = $1, finished_at = $2,"
-        " lease_token = case when $1 = 'running' then gen_random_uuid() end",
+        "update gateway.deliveries set status = $1::text, finished_at = $2,"
+        " lease_token = case when $1::text = 'running' then gen_random_uuid() end",
         status,
         None if status in {"pending", "running"} else now - ended,
     )
@@ -57,9 +72,7 @@ async def test_a_key_goes_after_its_retention_with_all_that_hangs_on_it(
     status: str, database_url: str, ledger: Reader
 ) -> None:
     delivery_id = await arrange(database_url, ledger, status=status, ended=36 * DAY)
-    await ledger.run(
-        "insert into gateway.attempts values ($1, 1, now(), now(), 'done', null)", delivery_id
-    )
+    await ledger.run(ATTEMPT, delivery_id)
     assert (await prune(database_url)).keys == 1
     assert await ledger.rows("select from gateway.processed_events") == []
     assert await ledger.rows("select from gateway.deliveries") == []
@@ -173,9 +186,8 @@ async def test_a_replay_that_comes_second_finds_its_event_gone(
     database_url: str, ledger: Reader
 ) -> None:
     delivery_id = await arrange(database_url, ledger, status="done", ended=36 * DAY)
-    pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
     replaying = await asyncpg.connect(database_url)
-    async with pool.acquire() as connection:
+    async with connected(database_url) as connection:
         transaction = connection.transaction()
         await transaction.start()
         await Pruner({"stripe": KEPT}).step(connection)
@@ -186,7 +198,104 @@ async def test_a_replay_that_comes_second_finds_its_event_gone(
     with pytest.raises(Exception, match="there is no delivery"):
         await late
     await replaying.close()
-    await pool.close()
+
+
+@pytest.mark.parametrize("ended", [15 * DAY, 36 * DAY])
+async def test_a_replay_that_was_committed_just_before_the_hold_is_seen_under_it(
+    ended: timedelta, database_url: str, ledger: Reader
+) -> None:
+    """The statement that holds events chose them from what it saw when it began."""
+    await arrange(database_url, ledger, status="done", ended=ended)
+    kept = (["stripe"], [KEPT.key], [KEPT.payload])
+    async with connected(database_url) as connection, connection.transaction():
+        [row] = await connection.fetch(
+            QUERIES["hold_events"], KEPT.payload, *retention_module.START, 10, *kept
+        )
+        assert (row["walked"], row["held"]) == (1, '{"(0,1)"}')
+        await ledger.run("update gateway.deliveries set status = 'pending', finished_at = null")
+        [row] = await connection.fetch(QUERIES["prune_events"], row["held"], *kept)
+        assert (row["keys"], row["payloads"]) == (0, 0)
+
+
+async def test_each_route_forgets_at_its_own_age(database_url: str, ledger: Reader) -> None:
+    short = Retention(key=4 * DAY, payload=2 * DAY, dead=90 * DAY)
+    pruner = Pruner({"stripe": KEPT, "github": short})
+    for route in ("stripe", "github"):
+        for days in (1, 3, 5, 15, 36):
+            await claim_old(database_url, days * DAY, route=route, type=f"after_{days}")
+    async with connected(database_url) as connection:
+        pruned = await pruner.step(connection)
+    assert (pruned.keys, pruned.payloads, pruned.more) == (1 + 3, 1 + 1, False)
+    left = await ledger.rows(
+        "select route, type, body is not null as b from gateway.processed_events"
+    )
+    assert {(row["route"], row["type"], row["b"]) for row in left} == {
+        ("stripe", "after_1", True),
+        ("stripe", "after_3", True),
+        ("stripe", "after_5", True),
+        ("stripe", "after_15", False),
+        ("github", "after_1", True),
+        ("github", "after_3", False),
+    }
+
+
+async def test_a_step_goes_on_where_the_last_one_ended(database_url: str, ledger: Reader) -> None:
+    """Most of a ledger has lost its payload and keeps its key: it is not read over and over."""
+    pruner = Pruner({"stripe": KEPT})
+    await claim_old(database_url, 20 * DAY, 3)
+    async with connected(database_url) as connection:
+        assert await pruner.step(connection) == Pruned(payloads=3, looked_at=3)
+        assert await pruner.step(connection) == Pruned()
+        await claim_old(database_url, 15 * DAY, 2)
+        assert await pruner.step(connection) == Pruned(payloads=2, looked_at=2)
+        await ledger.run(
+            "update gateway.processed_events set received_at = received_at - $1::interval", 20 * DAY
+        )
+        assert await pruner.step(connection) == Pruned(keys=5, looked_at=5)
+
+
+async def test_what_was_kept_is_looked_at_again_when_the_walk_starts_over(
+    database_url: str, ledger: Reader
+) -> None:
+    await arrange(database_url, ledger, status="pending", received=400 * DAY, ended=DAY)
+    at_once, later = (Pruner({"stripe": KEPT}, again_after=after) for after in (0 * DAY, DAY))
+    async with connected(database_url) as connection:
+        for pruner in (at_once, later):
+            assert await pruner.step(connection) == Pruned(looked_at=1)
+        await ledger.run(
+            "update gateway.deliveries set status = 'done', finished_at = $1",
+            datetime.now(UTC) - 36 * DAY,
+        )
+        assert await later.step(connection) == Pruned()
+        assert await at_once.step(connection) == Pruned(keys=1, looked_at=1)
+
+
+async def test_what_a_failed_step_had_passed_is_walked_again(
+    database_url: str, ledger: Reader
+) -> None:
+    pruner = Pruner({"stripe": KEPT})
+    await claim_old(database_url, 36 * DAY)
+    await ledger.run(
+        "create function fail() returns trigger language plpgsql as"
+        " $$ begin raise exception 'no'; end $$;"
+        "create trigger fail before delete on gateway.processed_events execute function fail()"
+    )
+    async with connected(database_url) as connection:
+        with pytest.raises(asyncpg.RaiseError):
+            await pruner.step(connection)
+        await ledger.run("drop trigger fail on gateway.processed_events")
+        assert await pruner.step(connection) == Pruned(keys=1, looked_at=1)
+
+
+async def test_only_a_prune_commits_without_waiting_for_the_disk(
+    database_url: str, ledger: Reader
+) -> None:
+    setting = "select current_setting('synchronous_commit')"
+    async with connected(database_url) as connection:
+        async with connection.transaction():
+            await Pruner({"stripe": KEPT}).step(connection)
+            assert await connection.fetchval(setting) == "off"
+        assert await connection.fetchval(setting) == "on"
 
 
 async def test_only_one_worker_prunes_at_a_time(database_url: str, ledger: Reader) -> None:
@@ -204,6 +313,66 @@ async def test_a_worker_prunes_by_itself(database_url: str, ledger: Reader) -> N
     config = make_config(make_route(retention=KEPT))
     async with working(database_url, subscribe(count), config=config):
         await until(lambda: _is_empty(ledger))
+
+
+async def test_a_worker_goes_on_until_there_is_no_more(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "BATCH", 5)
+    await claim_old(database_url, 36 * DAY, 100)
+    async with working(database_url, subscribe(count), sweep=timedelta(minutes=30)):
+        await until(lambda: _is_empty(ledger))
+
+
+async def test_a_long_prune_delays_no_sweep(database_url: str, ledger: Reader) -> None:
+    delivery_id = await arrange(database_url, ledger, status="done", ended=36 * DAY)
+    await ledger.run(ATTEMPT, delivery_id)
+    blocking = await asyncpg.connect(database_url)
+    async with blocking.transaction():
+        await blocking.execute("select from gateway.attempts for update")
+        async with working(database_url, subscribe(count)):
+            await until(lambda: ledger.value(WAITING))
+            seen_at = await until(lambda: ledger.value("select seen_at from gateway.workers"))
+            await until(lambda: ledger.value("select seen_at > $1 from gateway.workers", seen_at))
+            assert await ledger.value(WAITING)
+            assert not await _is_empty(ledger)
+    await blocking.close()
+
+
+WAITING = (
+    "select count(*) > 0 from pg_stat_activity"
+    " where datname = current_database() and wait_event_type = 'Lock'"
+)
+
+
+class Slow(Pruner):
+    """Always finds more, in steps that take a while, until it has taken so many."""
+
+    def __init__(self, steps: int, step_s: float) -> None:
+        super().__init__({})
+        self.steps, self.step_s = steps, step_s
+
+    async def step(self, connection: Pooled) -> Pruned:
+        await asyncio.sleep(self.step_s)
+        self.steps -= 1
+        return Pruned(keys=1, more=self.steps > 0)
+
+
+async def _nothing() -> None: ...
+
+
+async def test_a_prune_rests_as_long_as_it_works(database_url: str) -> None:
+    pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
+    pruner = Slow(steps=5, step_s=0.05)
+    sweeper = Sweeper(
+        pool, pruner=pruner, handlers=[], every=DAY, lease=DAY, renew=_nothing,
+        on_reaped=lambda: None,
+    )  # fmt: skip
+    began_at = time.monotonic()
+    await sweeper.prune()
+    assert pruner.steps == 0
+    assert time.monotonic() - began_at > (5 + 4) * 0.05
+    await pool.close()
 
 
 async def _is_empty(ledger: Reader) -> bool:

@@ -346,12 +346,12 @@ async def test_a_commit_that_is_never_answered_is_given_up(
 
     complete, hung = Database.complete, asyncio.Event()
 
-    async def hang_once(self: Database, lease: Any) -> None:
+    async def hang_once(self: Database, lease: Any, *, chain: bool) -> None:
         if not hung.is_set():
             hung.set()
             assert self._session is not None
             await self._session.connection.execute("select pg_sleep(60)")
-        await complete(self, lease)
+        await complete(self, lease, chain=chain)
 
     monkeypatch.setattr(Database, "complete", hang_once)
     await run_one(database_url, ledger, count, status="done")
@@ -489,9 +489,9 @@ async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
     complete = Database.complete
     cut: list[bool] = []
 
-    async def complete_and_cut(self: Database, lease: Any) -> None:
+    async def complete_and_cut(self: Database, lease: Any, *, chain: bool) -> None:
         session = self._session
-        await complete(self, lease)
+        await complete(self, lease, chain=chain)
         if not cut:
             cut.append(True)
             assert session is not None
@@ -673,6 +673,48 @@ async def _all_done(ledger: Reader, n: int) -> bool:
     return await ledger.statuses() == {"done": n}
 
 
+async def test_a_worker_with_slow_handlers_leases_nothing_ahead(
+    database_url: str, ledger: Reader
+) -> None:
+    may_end = asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await may_end.wait()
+
+    await claim_all(database_url, [make_claim() for _ in range(20)])
+    async with working(database_url, subscribe(handler), concurrency=3):
+        await until(lambda: _are_running(ledger, 3))
+        await asyncio.sleep(0.5)
+        assert await ledger.statuses() == {"running": 3, "pending": 17}
+        may_end.set()
+        await until(lambda: _all_done(ledger, 20))
+
+
+async def test_what_was_leased_ahead_is_kept_alive_and_handed_back(
+    database_url: str, ledger: Reader
+) -> None:
+    """Fast handlers, so that work is leased ahead, and then none that ends."""
+    runs: list[str] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append(event.id)
+        if len(runs) > 300:
+            await asyncio.sleep(60)
+
+    await claim_all(database_url, [make_claim() for _ in range(400)])
+    worker = working(database_url, subscribe(handler), concurrency=8, lease=SECOND, grace=SECOND)
+    async with worker:
+        await until(lambda: len(runs) >= 308)
+        running = (await ledger.statuses())["running"]
+        assert running > 8, "nothing was leased ahead"
+        await asyncio.sleep(2.5)
+        assert (await ledger.statuses())["running"] == running
+        assert "lost" not in await ledger.outcomes()
+    assert await ledger.statuses() == {"done": 300, "pending": 100}
+    assert len(runs) == 308, "what was handed back was not begun"
+    assert (await ledger.outcomes()).count("released") == running
+
+
 async def test_a_batch_too_big_to_arrive_in_time_is_taken_in_smaller_ones(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -774,3 +816,7 @@ def test_retry_after_is_read_in_both_forms(header: str | None, expected: timedel
     from gateway.run.policy import retry_after
 
     assert retry_after(header, datetime(2026, 11, 16, 3, 0, tzinfo=UTC)) == expected
+
+
+async def _are_running(ledger: Reader, count: int) -> bool:
+    return (await ledger.statuses()).get("running", 0) == count

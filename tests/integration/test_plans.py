@@ -1,0 +1,286 @@
+"""How each statement finds its rows in a ledger that has grown: by an index, whatever is asked."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from gateway.embedded import Postgres
+from gateway.ledger.connection import PREPARED_ONCE, Connection
+from gateway.ledger.queries import QUERIES
+from gateway.operate.inspect import Filter
+from tests.support.databases import TEMPLATE, drop, on_database, run_sql
+
+GENERIC: Final = "force_generic_plan"
+CUSTOM: Final = "force_custom_plan"
+
+EVENTS: Final = 120_000
+PENDING_FROM: Final = EVENTS - 3_000
+RUNNING_FROM: Final = PENDING_FROM - 100
+GROWN: Final = frozenset({"processed_events", "deliveries", "attempts", "audit"})
+
+FILL: Final = f"""
+create temp table past as
+select n, 'evt_' || reverse(lpad(n::text, 6, '0')) as event_id, 'handlers.h' || n % 4 as handler,
+       case when n % 20 = 0 then 'rare' when n % 3 = 0 then 'github' else 'stripe' end as route,
+       now() - ({EVENTS} - n) * interval '30 s' as at,
+       case when n >= {PENDING_FROM} then 'pending' when n >= {RUNNING_FROM} then 'running'
+            when n % 200 = 1 then 'dead' when n % 200 = 2 then 'discarded' else 'done' end as status
+from generate_series(1, {EVENTS}) as n;
+
+insert into gateway.processed_events
+    (route, event_id, provider, type, received_at, digest, body, replay, guard)
+select route, event_id, 'stripe', case when n % 10000 = 7 then 'rare.type' else 'invoice.paid' end,
+       at, sha256(event_id::bytea), case when n > {EVENTS} / 2 then '\\x7b7d'::bytea end,
+       case when route = 'github' then 'refuse' end,
+       case when route = 'github' then sha256(event_id::bytea) end
+from past;
+
+insert into gateway.deliveries
+    (id, route, event_id, handler, status, attempts, runs, due_at, created_at, lease_token,
+     leased_at, leased_until, finished_at)
+overriding system value
+select n, route, event_id, handler, status, 1, 1, at, at,
+       case when status = 'running' then lpad(to_hex(n), 32, '0')::uuid end, at,
+       case when status = 'running' then at + interval '1 h' end,
+       case when status not in ('pending', 'running') then at end
+from past;
+select setval(pg_get_serial_sequence('gateway.deliveries', 'id'), {EVENTS});
+
+insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome)
+select n, 1, at, at, 'done' from past where status not in ('pending', 'running');
+
+insert into gateway.audit (at, actor, action, delivery_id, route, event_id)
+select at, 'ann', 'replay', n, route, event_id from past where n % 4 = 0;
+"""  # noqa: S608 (our own numbers)
+"""Forty days: nearly all done, a few thousand waiting, some dead, a hundred running."""
+
+VACUUM: Final = "vacuum analyze " + ", ".join(f"gateway.{table}" for table in sorted(GROWN))
+
+DAY: Final = timedelta(days=1)
+NOW: Final = datetime.now(UTC)
+BATCH: Final = 64
+STEP: Final = 1_000
+BLOCKS_PER_ROW: Final = 40
+"""Tables and indexes together: a claimed event with its two deliveries takes 35."""
+PENDING: Final = list(range(PENDING_FROM, PENDING_FROM + BATCH))
+RUNNING: Final = list(range(RUNNING_FROM, RUNNING_FROM + BATCH))
+TOKENS: Final = [UUID(int=n) for n in RUNNING]
+HANDLERS: Final = (["stripe", "github", "rare"], ["handlers.h1", "handlers.h2", "handlers.h0"])
+KEPT: Final = (["stripe", "github", "rare"], [35 * DAY] * 3, [14 * DAY] * 3)
+START: Final = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
+OLDEST: Final = '{"(0,1)","(0,2)","(1,1)","(1,2)"}'
+
+
+def event_id(n: int) -> str:
+    return f"evt_{str(n).zfill(6)[::-1]}"
+
+
+def new_claims() -> tuple[str, list[bytes]]:
+    rows = [
+        {
+            "n": n, "route": "github", "event_id": f"new_{n}", "provider": "github", "type": "push",
+            "received_at": NOW.isoformat(), "digest": f"{n:064x}", "headers": {},
+            "replay": "refuse", "handlers": ["handlers.h1", "handlers.h2"],
+        }
+        for n in range(1, BATCH + 1)
+    ]  # fmt: skip
+    return json.dumps(rows), [b"{}"] * BATCH
+
+
+def taken_claims() -> tuple[list[str], list[str], list[bytes]]:
+    ids = [event_id(n) for n in range(3, 3 + 3 * BATCH, 3)]
+    return ["github"] * BATCH, ids, [sha256(i.encode()).digest() for i in ids]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to ask a named statement."""
+
+    query: str
+    arguments: tuple[Any, ...] = ()
+    by: str = ""
+    """What sets this case apart from the others of the same statement."""
+    rows: int | None = 1
+    """How many it is after: what it reads must not be much more. None for a walk: it goes on until
+    it has found as many as were asked for, so that something rare takes it through all of its index
+    (`since` and `until` bound it)."""
+
+    def __str__(self) -> str:
+        return f"{self.query}-{self.by}" if self.by else self.query
+
+
+def listings(query: str) -> Iterator[Case]:
+    """Both listings walk their index from the newest on. Without a limit they read everything, and
+    may do so as they like."""
+    filters = {
+        "nothing": Filter(limit=50),
+        "route": Filter(route="stripe", limit=50),
+        "rare_route": Filter(route="rare", limit=50),
+        "type": Filter(type="invoice.*", limit=50),
+        "rare_type": Filter(type="rare.*", limit=50),
+        "handler": Filter(handler="handlers.h3", limit=50),
+        "since": Filter(since=NOW - DAY, limit=50),
+        "until": Filter(until=NOW - 20 * DAY, limit=50),
+        "everything": Filter(
+            route="stripe", type="invoice.*", handler="handlers.h1",
+            since=NOW - 9 * DAY, until=NOW - DAY, limit=50,
+        ),
+    }  # fmt: skip
+    for by, filter in filters.items():
+        rows = None if by == "rare_type" else filter.limit
+        yield Case(query=query, arguments=filter.arguments, by=by, rows=rows)
+
+
+CASES: Final = [
+    Case(query="claim", arguments=new_claims(), rows=BATCH),
+    Case(query="find_claims", arguments=taken_claims(), rows=BATCH),
+    Case(query="lease_hinted", arguments=(PENDING, *HANDLERS, DAY), rows=BATCH),
+    Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY), rows=BATCH),
+    Case(query="renew", arguments=(RUNNING, TOKENS, DAY), rows=BATCH),
+    Case(
+        query="settle",
+        arguments=(RUNNING[0], TOKENS[0], "done", "done", 1, timedelta(), None, None, 10),
+        by="done",
+    ),
+    Case(
+        query="settle",
+        arguments=(RUNNING[0], TOKENS[0], "pending", "lost", 0, DAY, "gone", None, 10),
+        by="lost",
+    ),
+    Case(query="reap", arguments=(200, 10, timedelta()), rows=100),
+    Case(query="replay", arguments=(100_000, "ann", None)),
+    Case(query="expire_dead", arguments=("stripe", 30 * DAY, STEP), rows=STEP),
+    Case(query="hold_events", arguments=(35 * DAY, *START, STEP, *KEPT), by="keys", rows=STEP),
+    Case(
+        query="hold_events",
+        arguments=(14 * DAY, NOW - 20 * DAY, "", "", STEP, *KEPT),
+        by="payloads",
+        rows=STEP,
+    ),
+    Case(query="prune_events", arguments=(OLDEST, *KEPT), rows=4),
+    *listings("list_events"),
+    *listings("list_dead"),
+    Case(query="find_events", arguments=(None, event_id(7)), by="id"),
+    Case(query="find_events", arguments=(["stripe"], event_id(7)), by="id_and_route"),
+    Case(query="find_delivery", arguments=(7,)),
+    Case(query="list_deliveries", arguments=("stripe", event_id(7))),
+    Case(query="list_attempts", arguments=(PENDING,), rows=BATCH),
+    Case(query="list_audit", arguments=(PENDING,), rows=BATCH),
+    Case(query="count_unfinished", rows=EVENTS - RUNNING_FROM),
+    Case(query="count_received", arguments=(timedelta(hours=1),), rows=200),
+]
+
+ASIDE: Final = {"alive", "leave", "list_workers", "start_prune"}
+"""These touch no table that grows."""
+
+
+@pytest.fixture(scope="module")
+def full_url(postgres: Postgres) -> Iterator[str]:
+    """A database of this module's own, with a past in it."""
+    name = f"test_{uuid4().hex}"
+    asyncio.run(run_sql(postgres.url, f'create database "{name}" template "{TEMPLATE}"'))
+    url = on_database(postgres.url, name)
+    asyncio.run(run_sql(url, FILL, VACUUM))
+    yield url
+    asyncio.run(drop(postgres.url, name))
+
+
+@pytest.fixture(params=[GENERIC, CUSTOM])
+async def session(full_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Connection]:
+    """A session that plans once for all arguments, as a worker's does, or anew for each."""
+    settings = {"plan_cache_mode": request.param}
+    connection = await asyncpg.connect(full_url, server_settings=settings)
+    yield connection
+    await connection.close()
+
+
+def test_a_workers_sessions_plan_once() -> None:
+    assert PREPARED_ONCE["plan_cache_mode"] == GENERIC
+
+
+def test_every_statement_has_a_case() -> None:
+    assert {case.query for case in CASES} == set(QUERIES) - ASIDE
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_no_table_that_grows_is_read_from_end_to_end(case: Case, session: Connection) -> None:
+    sql = QUERIES[case.query]
+    assert scanned(await read_plan(session, sql, case.arguments)) == []
+    scans, blocks = await count_reads(session, sql, case.arguments)
+    assert scans == {}
+    if case.rows is not None:
+        assert blocks <= (case.rows + 1) * BLOCKS_PER_ROW
+
+
+@pytest.mark.parametrize("query", ["hold_events", "prune_events"])
+async def test_a_prune_that_was_planned_on_an_empty_ledger_scans_no_full_one(
+    query: str, database_url: str
+) -> None:
+    """A session keeps its plans until the table is analyzed, which may be a minute later."""
+    case = next(case for case in CASES if case.query == query)
+    session = await asyncpg.connect(database_url, server_settings={"plan_cache_mode": GENERIC})
+    async with session.transaction():
+        assert await session.fetchval(QUERIES["start_prune"], 1)
+        assert scanned(await read_plan(session, QUERIES[query], case.arguments)) == []
+    assert scanned(await read_plan(session, QUERIES[query], case.arguments)) != []
+    await session.close()
+
+
+async def read_plan(session: Connection, sql: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """The plan that this session would use."""
+    if await session.fetchval("show plan_cache_mode") == CUSTOM:
+        plan = await session.fetchval(f"explain (format json) {sql}", *arguments)
+    else:
+        nulls = ", ".join(["null"] * len(arguments))
+        await session.execute(f"prepare asked as {sql}")
+        plan = await session.fetchval(
+            f"explain (format json) execute asked{f'({nulls})' if nulls else ''}"
+        )
+        await session.execute("deallocate asked")
+    found: dict[str, Any] = json.loads(plan)[0]["Plan"]
+    return found
+
+
+def scanned(plan: dict[str, Any]) -> list[str]:
+    """Tables that grow and that this plan reads as a whole."""
+    below = [table for part in plan.get("Plans", ()) for table in scanned(part)]
+    if plan["Node Type"] == "Seq Scan" and plan["Relation Name"] in GROWN:
+        return [plan["Relation Name"], *below]
+    return below
+
+
+async def count_reads(
+    session: Connection, sql: str, arguments: tuple[Any, ...]
+) -> tuple[dict[str, int], int]:
+    """Scans of each table and blocks of all of them when it is run, functions included."""
+    transaction = session.transaction()
+    await transaction.start()
+    before = await _reads(session)
+    await session.fetch(sql, *arguments)
+    after = await _reads(session)
+    await transaction.rollback()
+    scans = {table: after[table].scans - before[table].scans for table in GROWN}
+    blocks = sum(after[name].blocks - before[name].blocks for name in after)
+    return {table: n for table, n in scans.items() if n}, blocks
+
+
+class Reads(NamedTuple):
+    scans: int
+    blocks: int
+
+
+async def _reads(session: Connection) -> dict[str, Reads]:
+    """What this session has read so far of each table and index."""
+    rows = await session.fetch(
+        "select relname, pg_stat_get_xact_numscans(oid), pg_stat_get_xact_blocks_fetched(oid)"
+        " from pg_class where relnamespace = 'gateway'::regnamespace"
+    )
+    return {row[0]: Reads(row[1], row[2]) for row in rows}

@@ -1,0 +1,73 @@
+"""Ids through arq to a worker that sleeps until it is woken."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.queue.handoff import DELIVER, HandOff, connect_redis
+from gateway.queue.worker import IDLE_S, listen_forever
+from tests.support.waiting import until
+
+
+@asynccontextmanager
+async def listening(url: str) -> AsyncIterator[list[int]]:
+    hinted: list[int] = []
+    task = asyncio.create_task(listen_forever(url, hinted.extend))
+    redis = connect_redis(url)
+    try:
+
+        async def subscribed() -> bool:
+            return bool((await redis.pubsub_numsub("gateway:wake"))[0][1])
+
+        await until(subscribed)
+        yield hinted
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await redis.aclose(close_connection_pool=True)
+
+
+async def test_what_is_handed_off_is_hinted_at_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.queue.worker.IDLE_S", 600.0)  # only a wake-up can be the cause
+    async with listening(redis_url) as hinted:
+        hand_off = HandOff(connect_redis(redis_url), max_depth=10)
+        for batch in ([1, 2], [3]):
+            assert await hand_off.send(batch)
+            await until(lambda batch=batch: hinted[-len(batch) :] == batch)
+        await hand_off.stop()
+    assert hinted == [1, 2, 3]
+
+
+async def test_a_wake_up_that_got_lost_only_delays(redis_url: str) -> None:
+    assert IDLE_S <= 5
+    async with listening(redis_url) as hinted:
+        redis = connect_redis(redis_url)
+        await redis.enqueue_job(DELIVER, [7])  # as by someone who does not know of the channel
+        await until(lambda: hinted == [7])
+        await redis.aclose(close_connection_pool=True)
+
+
+async def test_a_batch_that_follows_another_waits_for_company(redis_url: str) -> None:
+    """Under load one job carries what many batches brought."""
+    async with listening(redis_url) as hinted:
+        hand_off = HandOff(connect_redis(redis_url), max_depth=1000)
+        jobs: list[int] = []
+        send = hand_off.send
+
+        async def counted(delivery_ids: list[int]) -> bool:
+            jobs.append(len(delivery_ids))
+            return await send(delivery_ids)
+
+        hand_off.send = counted  # type: ignore[method-assign, assignment]
+        await hand_off.start()
+        for delivery_id in range(100):
+            hand_off.offer([delivery_id])
+            await asyncio.sleep(0)
+        await until(lambda: len(hinted) == 100)
+        await hand_off.stop()
+    assert sorted(hinted) == list(range(100))
+    assert len(jobs) < 20
