@@ -53,7 +53,8 @@ with due as (
     select d.id
     from gateway.deliveries d
     join unnest($2::text[], $3::text[]) as mine (route, handler) using (route, handler)
-    where d.id = any ($1::bigint[]) and d.status = 'pending' and d.due_at <= now()
+    where d.id = any ($1::bigint[]) and d.due_at <= now()
+      and d.status || '' = 'pending'  -- as it stands, the planner may walk all that waits instead
     order by d.id
     for update of d skip locked
 ), leased as (

@@ -90,3 +90,42 @@ def test_a_schema_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_migrations_are_numbered_without_a_gap() -> None:
     assert [m.version for m in read_migrations()] == list(range(1, len(NAMES) + 1))
+
+
+async def test_the_second_migration_keeps_every_row_and_every_rule(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = read_migrations()[:1]
+    with monkeypatch.context() as older:
+        older.setattr("gateway.ledger.migrate.read_migrations", lambda: first)
+        assert await migrate_at(empty_database_url) == ("0001_core",)
+    connection = await asyncpg.connect(empty_database_url)
+    await connection.execute(
+        "insert into gateway.deliveries (route, event_id, handler, status, lease_token)"
+        " select 'stripe', status, 'h', status,"
+        "        case when status = 'running' then gen_random_uuid() end"
+        " from unnest(array['pending', 'running', 'done', 'dead', 'discarded']) as status;"
+        "insert into gateway.attempts values (1, 1, now(), now(), 'retry', 'why')"
+    )
+    before = await connection.fetch("select * from gateway.deliveries order by id")
+    assert list(await migrate_at(empty_database_url)) == NAMES[1:]
+    await connection.reload_schema_state()
+    assert await connection.fetch("select * from gateway.deliveries order by id") == before
+    assert await connection.fetchval("select outcome from gateway.attempts") == "retry"
+    for query in (
+        "update gateway.deliveries set status = 'lost'",
+        "update gateway.attempts set outcome = 'pending'",
+        "update gateway.deliveries set lease_token = null where status = 'running'",
+        "update gateway.deliveries set status = 'pending' where status = 'running'",
+    ):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await connection.execute(query)
+    token = await connection.fetchval(
+        "select lease_token from gateway.deliveries where status = 'running'"
+    )
+    with pytest.raises(asyncpg.PostgresError, match="belongs to another run"):
+        await connection.execute("select gateway.settle_done(2, gen_random_uuid())")
+    await connection.execute("update gateway.deliveries set runs = 1, leased_at = now()")
+    await connection.execute("select gateway.settle_done(2, $1)", token)
+    assert await connection.fetchval("select status from gateway.deliveries where id = 2") == "done"
+    await connection.close()
