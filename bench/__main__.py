@@ -19,6 +19,7 @@ from bench.chart import draw
 from bench.environment import RESULTS, ROOT, Environment, open_environment
 from bench.figures import Results
 from bench.machine import describe_machine
+from bench.page import PAGE, write_figures
 from bench.plan import FULL, QUICK, Plan
 from bench.processes import BenchFailed
 from bench.report import machine_line, print_report
@@ -35,6 +36,7 @@ STAGES: dict[str, Callable[[Environment, Plan], Results]] = {
 }
 FULL_ONLY = ("growth",)
 COMMITS = 200
+LATEST = "latest"
 FAILURES = (BenchFailed, asyncpg.PostgresError, OSError, subprocess.SubprocessError)
 
 
@@ -45,9 +47,11 @@ def main() -> None:
         "--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES)
     )
     parser.add_argument("--connections", type=int, default=FULL.connections)
-    parser.add_argument("--chart", action="store_true", help="only draw latest.json anew")
+    parser.add_argument(
+        "--redraw", action="store_true", help="only make chart and page anew from latest.json"
+    )
     options = parser.parse_args()
-    if options.chart:
+    if options.redraw:
         sys.exit(_redraw())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     plan = replace(QUICK if options.quick else FULL, connections=options.connections)
@@ -120,29 +124,34 @@ def _result_name(options: argparse.Namespace) -> str:
     """Results of some stages never take the place of those of all."""
     if options.only:
         return "partial"
-    return "quick" if options.quick else "latest"
+    return "quick" if options.quick else LATEST
 
 
 def _write(document: Results, name: str) -> None:
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{name}.json"
     file.write_text(json.dumps(document, indent=1) + "\n")
-    chart = _draw(document, file.with_suffix(".svg"))
-    print(f"\nWritten: {file.relative_to(ROOT)}, {chart.relative_to(ROOT)}")
+    written = [file, *_show(document, name)]
+    print(f"\nWritten: {', '.join(str(file.relative_to(ROOT)) for file in written)}")
 
 
 def _redraw() -> str | None:
     try:
-        document = json.loads((RESULTS / "latest.json").read_text())
-        _draw(document, RESULTS / "latest.svg")
-    except (FileNotFoundError, KeyError):
+        document = json.loads((RESULTS / f"{LATEST}.json").read_text())
+    except FileNotFoundError:
         return "there are no results of a full run yet: run `make bench`"
+    _show(document, LATEST)
     return None
 
 
-def _draw(document: Results, file: Path) -> Path:
-    file.write_text(draw(document))
-    return file
+def _show(document: Results, name: str) -> list[Path]:
+    """The chart, and of a full run the page too."""
+    chart = RESULTS / f"{name}.svg"
+    chart.write_text(draw(document))
+    if name != LATEST:
+        return [chart]
+    write_figures(document)
+    return [chart, PAGE]
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def configure_logs(format: Literal["auto", "console", "json"], level: str) -> No
 
 def _for_people() -> list[Any]:
     return [
+        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
         structlog.processors.format_exc_info,
@@ -41,12 +42,14 @@ def _for_people() -> list[Any]:
 def _as_json(logger: Any, method: str, event: EventDict) -> bytes:
     """One processor instead of four: an accepted event writes a line, and this is most of it."""
     event["level"] = method
-    event["timestamp"] = datetime.now(UTC)
+    event["timestamp"] = now = datetime.now(UTC)
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(logger, method, event)
+    event = {**structlog.contextvars.get_contextvars(), **event}
     try:
         return orjson.dumps(event, default=str, option=orjson.OPT_UTC_Z)
     except TypeError:  # a lone surrogate, or an integer of more than 64 bits
+        event["timestamp"] = now.isoformat().replace("+00:00", "Z")
         return json.dumps(event, default=str).encode()
 
 

@@ -106,7 +106,7 @@ class Worker:
 
     async def _assemble(self, http: httpx.AsyncClient, search_path: str) -> tuple[Runner, Sweeper]:
         settings = self._settings
-        # A lease need not survive a crash: its token is the fence. Nothing else commits this way.
+        # A lease need not survive a crash: its token is the fence.
         leases = await self._pool(
             "leases",
             LEASE_CONNECTIONS,

@@ -23,7 +23,10 @@ from gateway.settings import load_settings
 from gateway.up import Started, run_up
 from gateway.worker import Worker
 
-GC_THRESHOLD: Final = 50_000
+REQUESTS_BETWEEN: Final = 50_000
+HANDLERS_BETWEEN: Final = 10_000
+"""Objects made before the garbage collector looks: handlers are not ours, and may make cycles."""
+
 HURRY_S: Final = 3.0
 """After a second signal: time to hand deliveries back. What is not handed back is taken back."""
 
@@ -86,7 +89,7 @@ def serve(with_parent: WithParent = False) -> None:
     secret. Run as many as you like; each is one process on GATEWAY_HOST and GATEWAY_PORT.
     """
     project = _load(with_secrets=True)
-    _collect_rarely()
+    _collect_every(REQUESTS_BETWEEN)
     uvloop.run(_serve(project, with_parent))
 
 
@@ -103,7 +106,7 @@ def worker(with_parent: WithParent = False) -> None:
     SIGTERM finishes what runs within GATEWAY_GRACE and hands the rest back; a second one at once.
     """
     project = _load(with_secrets=False)
-    _collect_rarely()
+    _collect_every(HANDLERS_BETWEEN)
     uvloop.run(_work(project, with_parent))
 
 
@@ -137,12 +140,12 @@ async def _work(project: Project, with_parent: bool) -> None:
     _leave(1)
 
 
-def _collect_rarely() -> None:
+def _collect_every(objects: int) -> None:
     """Requests and deliveries make few cycles, and the modules none: looking through all of them
     every few hundred objects shows in the p99."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
+    gc.set_threshold(objects)
 
 
 def _leave(code: int) -> None:

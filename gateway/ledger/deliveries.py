@@ -1,6 +1,6 @@
 """The life of a delivery: leased, renewed, settled, taken back, replayed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -65,10 +65,11 @@ async def lease_due(
     return [_lease(row) for row in rows]
 
 
-async def renew(ledger: Executor, leases: Mapping[int, UUID], lease: timedelta) -> set[int]:
-    """Prolongs these leases (delivery id to token); returns those that are still held."""
-    rows = await ledger.fetch(QUERIES["renew"], list(leases), list(leases.values()), lease)
-    return {row["id"] for row in rows}
+async def renew(ledger: Executor, leases: Sequence[Lease], lease: timedelta) -> set[UUID]:
+    """Prolongs these leases; returns the tokens of those that are still held."""
+    ids, tokens = [held.delivery_id for held in leases], [held.token for held in leases]
+    rows = await ledger.fetch(QUERIES["renew"], ids, tokens, lease)
+    return {row["token"] for row in rows}
 
 
 async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Status:
@@ -96,7 +97,7 @@ async def settle_done(session: Session, lease: Lease, *, chain: bool) -> None:
     """
     call = f"gateway.settle_done({lease.delivery_id:d}, '{lease.token}')"
     with _fenced(lease):
-        await session.end(f"select {call}; commit", chain=chain)
+        await session.commit(f"select {call}", chain=chain)
 
 
 @contextmanager

@@ -115,7 +115,7 @@ with held as (
     update gateway.deliveries set leased_until = now() + $3::interval
     where id in (select id from free)
 )
-select id from held;
+select token from held;
 
 -- name: settle
 -- The end of a run, fenced by the lease's token. Raises GW001 where the lease was lost.

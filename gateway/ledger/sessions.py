@@ -15,11 +15,15 @@ from gateway.ledger.connection import (
 )
 
 BEGIN_S: Final = 5.0
+ROLL_BACK_S: Final = 5.0
 AHEAD_S: Final = 0.05
 """How old a transaction may get that was begun ahead: `now()` in it is when it was begun."""
 
+LEAST_CHAINED_MS: Final = 1000
+"""Under this idle limit the server might end a transaction that was begun ahead."""
+
 IDLE_S: Final = 300.0
-"""A connection that was not needed for so long is closed."""
+"""A connection that was not needed for so long is not used again: firewalls forget it silently."""
 
 
 class Session:
@@ -42,8 +46,8 @@ class Session:
         limit_ms = max(1, int(limit.total_seconds() * 1000))
         begun_at, self.begun_at = self.begun_at, None
         query = "begin"
-        if limit_ms != self.limit_ms:
-            query = f"set idle_in_transaction_session_timeout = {limit_ms}; begin"
+        if limit_ms != self.limit_ms:  # in the same message it belongs to the transaction
+            query = f"begin; set idle_in_transaction_session_timeout = {limit_ms}"
         elif begun_at is not None and time.monotonic() - begun_at < AHEAD_S:
             return
         if begun_at is not None:
@@ -51,20 +55,28 @@ class Session:
         await self.connection.execute(query, timeout=BEGIN_S)
         self.limit_ms = limit_ms
 
-    async def end(self, query: str, *, chain: bool = False, timeout_s: float | None = None) -> None:
-        """Ends the transaction by this query, and makes the session as good as new.
+    async def commit(self, last: str, *, chain: bool) -> None:
+        """Runs a last statement, commits, and makes the session as good as new: one round trip.
 
-        With `chain`, the next transaction is begun in the same round trip.
+        With `chain`, the next transaction is begun along with it.
         """
-        if self.is_foreign:
-            query = f"{query}; {forget_query(self.connection)}"
-        elif chain:
-            query = f"{query} and chain"
-        await self.connection.execute(query, timeout=timeout_s)
+        chain = chain and not self.is_foreign and (self.limit_ms or 0) >= LEAST_CHAINED_MS
+        query = f"{last}; commit and chain" if chain else f"{last}; commit"
+        await self.connection.execute(query + self._forgetting)
         if self.is_foreign:
             self.limit_ms, self.is_foreign = None, False
-        elif chain:
+        if chain:
             self.begun_at = time.monotonic()
+
+    async def roll_back(self) -> None:
+        """Undoes the transaction, and makes the session as good as new."""
+        self.limit_ms = None  # it may have been set in this very transaction
+        await self.connection.execute(f"rollback{self._forgetting}", timeout=ROLL_BACK_S)
+        self.is_foreign = False
+
+    @property
+    def _forgetting(self) -> str:
+        return f"; {forget_query(self.connection)}" if self.is_foreign else ""
 
 
 class Sessions:
@@ -100,11 +112,14 @@ class Sessions:
         self._taken.discard(session)
         session.idle_since = time.monotonic()
         self._idle.append(session)
-        while self._idle[0].idle_since < session.idle_since - IDLE_S:
-            self._idle.popleft().connection.terminate()
         if session.begun_at is not None and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(AHEAD_S, self._end_unused)
+
+    def drop_idle(self) -> None:
+        """For when one of them turned out to be dead: the others may be, too."""
+        while self._idle:
+            self._idle.pop().connection.terminate()
 
     def drop(self, session: Session) -> None:
         """For a session in any state: whatever it was doing is undone by the server."""
@@ -124,7 +139,7 @@ class Sessions:
     async def _end(self, session: Session) -> None:
         session.begun_at = None
         try:
-            await session.end("rollback", timeout_s=BEGIN_S)
+            await session.roll_back()
         except TROUBLE:
             self.drop(session)
         else:
@@ -142,6 +157,10 @@ class Sessions:
     def _newest_idle(self) -> Session | None:
         while self._idle:
             session = self._idle.pop()
-            if not session.connection.is_closed():
+            if session.connection.is_closed():
+                continue
+            if session.idle_since > time.monotonic() - IDLE_S:
                 return session
+            session.connection.terminate()
+            self.drop_idle()  # the newest is too old, and so are they
         return None

@@ -26,6 +26,9 @@ WAKE: Final = "gateway:wake"
 JOB_EXPIRES_MS: Final = 3_600_000
 """A hint older than this is worth nothing: the sweep has long found its deliveries."""
 
+CLOCKS_DIFFER_MS: Final = 10_000
+"""A worker whose clock is behind would leave a job that seems to be for later."""
+
 MAX_IDS_PER_JOB: Final = 500
 MAX_BATCHES_WAITING: Final = 200
 PACE_S: Final = 0.01
@@ -106,13 +109,16 @@ class HandOff:
         job = serialize_job(
             DELIVER, (list(delivery_ids),), {}, None, now_ms, serializer=orjson.dumps
         )
-        async with self._redis.pipeline(transaction=True) as pipe:
+        async with self._redis.pipeline(transaction=False) as pipe:
             pipe.psetex(job_key_prefix + job_id, JOB_EXPIRES_MS, job)
-            pipe.zadd(QUEUE, {job_id: now_ms})
-            pipe.publish(WAKE, b"")
+            pipe.zadd(QUEUE, {job_id: now_ms - CLOCKS_DIFFER_MS})
             pipe.zcard(QUEUE)
-            *_, depth = await pipe.execute()
-        return int(depth)
+            pipe.publish(WAKE, b"")
+            *answers, _ = await pipe.execute(raise_on_error=False)  # a lost wake-up only delays
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return int(answers[-1])
 
     def _note_away(self, error: Exception) -> None:
         if self._reachable:

@@ -96,9 +96,8 @@ async def _listen(url: str, hint: Callable[[list[int]], None]) -> None:
         for task in ended:
             task.result()
     finally:
-        for job in [*running, worker.main_task, *worker.tasks.values()]:
-            if job is not None:
-                await end(job)
+        jobs = [*running, worker.main_task, *worker.tasks.values()]
+        await asyncio.gather(*(end(job) for job in jobs if job is not None))
         await redis.aclose(close_connection_pool=True)
 
 

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import orjson
-from starlette.types import Scope
 
 from gateway.errors import RequestRejected
-from gateway.receive.protocol import reply_of
+from gateway.receive.protocol import Reply
 
 RETRY_AFTER_S: Final = 10
 
@@ -23,8 +22,8 @@ class Answer:
     close: bool = False
     """Said where the body may not have been read to its end."""
 
-    def send(self, scope: Scope) -> None:
-        reply_of(scope)(self.status, CONTENT_TYPE + self.lines, self.body, self.close)
+    def send(self, reply: Reply) -> None:
+        reply(self.status, CONTENT_TYPE + self.lines, self.body, self.close)
 
 
 CONTENT_TYPE: Final = b"content-type: application/json\r\n"

@@ -18,6 +18,7 @@ from gateway.ledger.connection import TROUBLE
 from gateway.receive import answers
 from gateway.receive.endpoint import Endpoint
 from gateway.receive.metrics import Metrics
+from gateway.receive.protocol import take_reply
 
 READY_FOR_S: Final = 1.0
 """How long an answer of the readiness check stands, so that asking often costs nothing."""
@@ -67,9 +68,10 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            reply = take_reply(scope)
             endpoint = self._endpoints.get(scope["path"])
             if endpoint is not None:
-                await endpoint(scope, receive)
+                await endpoint(scope, receive, reply)
                 return
         await self._rest(scope, receive, send)
 

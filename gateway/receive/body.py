@@ -27,7 +27,7 @@ async def read_body(
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         if int(announced[:20]) <= limit + DRAIN_BYTES:
-            await _discard(receive, limit + DRAIN_BYTES)
+            await _discard(receive, limit + DRAIN_BYTES)  # within the time of the request
         raise TooLarge(f"announced {announced[:20]} bytes; at most {limit} are taken")
     chunks: list[bytes] = []
     size = 0
@@ -39,7 +39,9 @@ async def read_body(
         size += len(chunk)
         if size > limit:
             if message.get("more_body", False):
-                await _discard(receive, DRAIN_BYTES)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(DRAIN_S):
+                        await _discard(receive, DRAIN_BYTES)
             raise TooLarge(f"more than {limit} bytes")
         place.hold(len(chunk))
         chunks.append(chunk)
@@ -48,10 +50,8 @@ async def read_body(
 
 
 async def _discard(receive: Receive, at_most: int) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DRAIN_S):
-            while at_most > 0:
-                message = await receive()
-                at_most -= len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
+    while at_most > 0:
+        message = await receive()
+        at_most -= len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

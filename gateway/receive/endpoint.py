@@ -20,6 +20,7 @@ from gateway.receive.answers import Answer
 from gateway.receive.body import SenderGone, read_body
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.metrics import Metrics, Outcomes
+from gateway.receive.protocol import Reply
 from gateway.routes import Route
 
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
@@ -63,16 +64,16 @@ class Endpoint:
         self._log = log.bind(route=route.name)
         self._complaints = Throttle(COMPLAINTS_PER_SECOND)
 
-    async def __call__(self, scope: Scope, receive: Receive) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         if scope["method"] != "POST":
-            answers.METHOD_NOT_ALLOWED.send(scope)
+            answers.METHOD_NOT_ALLOWED.send(reply)
             return
         try:
             answer = await self._answer(scope, receive)
         except SenderGone:
             self._log.info("sender_gone")
             return
-        answer.send(scope)
+        answer.send(reply)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         try:

@@ -27,10 +27,10 @@ EXTENSION: Final = "gateway.reply"
 Reply = Callable[[int, bytes, bytes, bool], None]
 
 
-def reply_of(scope: Scope) -> Reply:
-    """Answers this request with a status, header lines and a body, and may close the connection.
+def take_reply(scope: Scope) -> Reply:
+    """What answers this request: with a status, header lines, a body, and whether to close.
 
-    Once: left in the scope it would be a reference cycle, and work for the garbage collector.
+    Taken out: left in the scope it would be a reference cycle, and work for the garbage collector.
     """
     reply: Reply = scope["extensions"].pop(EXTENSION)
     return reply
@@ -53,11 +53,13 @@ def _reply(
             lines,
             len(body),
             b"connection: close\r\n" if closing else b"",
-            body,
+            b"" if cycle.scope["method"] == "HEAD" else body,
         )
     )
     cycle.message_event.set()
-    if closing:
+    if cycle.flow.write_paused:  # hundreds of answers that the sender does not read
+        cycle.transport.abort()
+    elif closing:
         cycle.transport.close()
     cycle.on_response()
 

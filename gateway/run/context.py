@@ -24,7 +24,6 @@ from gateway.run.upsert import (
 )
 
 CLOSED: Final = "ctx.db is closed: this delivery has been settled"
-CLOSE_S: Final = 5.0
 
 
 class Database:
@@ -123,7 +122,7 @@ class Database:
         if session is None:
             return
         try:
-            await session.end("rollback", timeout_s=CLOSE_S)
+            await session.roll_back()
         except BaseException as error:
             self._sessions.drop(session)
             if not isinstance(error, TROUBLE):
@@ -152,6 +151,7 @@ class Database:
                 self._session = await self._begin()
             except (StorageUnavailable, *LOST):
                 self._lost = True
+                self._sessions.drop_idle()
                 raise
             if self._closed:  # settled while the transaction was being opened
                 await self.close()

@@ -20,6 +20,7 @@ AHEAD: Final = timedelta(milliseconds=20)
 """How much work is leased before there is a slot for it, by the pace of the last moment: none
 where handlers take long, so that another worker can have it."""
 
+LONGEST_AHEAD_S: Final = 1.0
 BEATS_PER_LEASE: Final = 3
 TAKE_AGAIN_S: Final = 0.5
 
@@ -45,7 +46,8 @@ class Runner:
         self._intake = intake
         self._slots = slots
         self._lease = lease
-        self._ready: deque[Lease] = deque()
+        self._ready: deque[tuple[float, Lease]] = deque()
+        """What was leased ahead, and when."""
         self._ahead = 0
         self._ended_since = 0
         self._looked_at = time.monotonic()
@@ -121,6 +123,8 @@ class Runner:
 
     async def _take(self) -> None:
         self._look_at_pace()
+        if self._room <= 0:  # the pace has fallen
+            return
         try:
             leases = await self._intake.take(self._room)
         except TROUBLE as error:
@@ -129,7 +133,8 @@ class Runner:
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
             return
-        self._ready.extend(leases)
+        now = time.monotonic()
+        self._ready.extend((now, lease) for lease in leases)
         self._start_ready()
 
     def _is_more(self) -> bool:
@@ -144,9 +149,15 @@ class Runner:
 
     def _start_ready(self) -> None:
         while self._ready and (len(self._tasks) < self._slots or not self._taking):
-            self._start(self._ready.popleft())
+            self._start(self._ready.popleft()[1])
 
-    def _start(self, lease: Lease) -> None:
+    def _hand_back_late(self) -> None:
+        """What was leased ahead and then found no slot: another worker may have one."""
+        late = time.monotonic() - LONGEST_AHEAD_S
+        while self._ready and self._ready[0][0] < late:
+            self._start(self._ready.popleft()[1]).stop("no slot was free in time")
+
+    def _start(self, lease: Lease) -> Execution:
         subscription = self._subscriptions[lease.event.route, lease.handler]
         execution = Execution(lease, subscription, self._bench, is_more=self._is_more)
         self._running[lease.delivery_id] = execution
@@ -155,6 +166,7 @@ class Runner:
         task.add_done_callback(lambda done: self._ended(done, execution))
         if not self._taking:
             execution.stop("the worker was shut down")
+        return execution
 
     def _ended(self, task: asyncio.Task[None], execution: Execution) -> None:
         self._tasks.discard(task)
@@ -168,13 +180,13 @@ class Runner:
 
     async def beat(self) -> None:
         """Renews the leases of what runs or waits here, and stops what is no longer ours."""
-        leases = [*(e.lease for e in self._running.values()), *self._ready]
+        self._hand_back_late()
+        leases = [*(e.lease for e in self._running.values()), *(lease for _, lease in self._ready)]
         if not leases:
             return
-        tokens = {lease.delivery_id: lease.token for lease in leases}
-        held = await renew(self._leases, tokens, self._lease)
-        lost = {lease.token for lease in leases if lease.delivery_id not in held}
-        self._ready = deque(lease for lease in self._ready if lease.token not in lost)
+        held = await renew(self._leases, leases, self._lease)
+        lost = {lease.token for lease in leases} - held
+        self._ready = deque(item for item in self._ready if item[1].token not in lost)
         for execution in self._running.values():
             if execution.lease.token in lost:
                 execution.lose()

@@ -307,6 +307,72 @@ async def test_keep_alive_and_pipelined_requests_are_all_answered(serving: Servi
     writer.close()
 
 
+def on_the_wire(event_id: str, *lines: bytes, version: bytes = b"1.1") -> bytes:
+    body, headers = stripe_request(event_id)
+    head = [b"POST /webhooks/stripe HTTP/%b" % version, b"host: x", *lines]
+    head += [f"{name}: {value}".encode() for name, value in headers.items()]
+    head.append(b"content-length: %d" % len(body))
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+async def test_pipelined_events_are_answered_in_order(serving: Serving) -> None:
+    ids = [new_id() for _ in range(20)]
+    *most, last = ids
+    answer = await talk(
+        serving,
+        b"".join(map(on_the_wire, most)) + on_the_wire(last, b"connection: close"),
+    )
+    assert answer.count(b"HTTP/1.1 200 OK") == 20
+    places = [answer.index(event_id.encode()) for event_id in ids]
+    assert places == sorted(places)
+
+
+async def test_a_sender_of_the_last_century_is_answered_and_closed(serving: Serving) -> None:
+    answer = await talk(serving, on_the_wire(new_id(), version=b"1.0"))
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"connection: close" in answer
+
+
+async def test_a_sender_that_asks_first_is_told_to_go_on(serving: Serving) -> None:
+    request = on_the_wire(new_id(), b"expect: 100-continue", b"connection: close")
+    head, body = request.split(b"\r\n\r\n", 1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
+    writer.write(head + b"\r\n\r\n")
+    go_on = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert go_on == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+
+
+async def test_head_is_answered_without_a_body(serving: Serving) -> None:
+    answer = await talk(serving, b"HEAD /webhooks/stripe HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 405")
+    assert answer.endswith(b"\r\n\r\n")
+
+
+async def test_a_nul_in_a_header_is_refused(serving: Serving) -> None:
+    answer = await talk(serving, on_the_wire(new_id(), b"x-odd: a\0b"))
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+async def test_a_sender_that_never_reads_its_answers_is_cut_off(serving: Serving) -> None:
+    """Each refusal is small, and there is no end of them: they must not be kept for ever."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
+    request = b"POST /webhooks/stripe HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+    async def send_for_ever() -> None:
+        for _ in range(3_000):
+            writer.write(request * 100)
+            await asyncio.wait_for(writer.drain(), 20)
+
+    with pytest.raises(ConnectionError):
+        await send_for_ever()
+    assert not reader.at_eof()
+    writer.close()
+    assert (await serving.post(*stripe_request(new_id()))).status_code == 200
+
+
 async def test_a_large_body_on_an_unknown_path_gets_one_answer(serving: Serving) -> None:
     body = b"x" * 300_000
     head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"

@@ -24,7 +24,7 @@ async def sessions(database_url: str) -> AsyncIterator[Sessions]:
 async def chained(sessions: Sessions) -> Session:
     session = await sessions.take()
     await session.begin(LIMIT)
-    await session.end("commit", chain=True)
+    await session.commit("select 1", chain=True)
     sessions.give_back(session)
     return session
 
@@ -71,7 +71,7 @@ async def test_a_transaction_begun_ahead_is_taken_without_asking_the_server(
     await session.connection.execute("create table t (id int)")
     await session.begin(LIMIT)  # the one that is there
     assert session.connection.is_in_transaction()
-    await session.end("commit")
+    await session.commit("select 1", chain=False)
     assert await ledger.value("select to_regclass('t') is not null")
 
 
@@ -100,9 +100,48 @@ async def test_a_handler_with_another_limit_gets_its_own(sessions: Sessions) -> 
     session = await chained(sessions)
     await session.begin(timedelta(seconds=7))
     assert await session.connection.fetchval(show) == "7s"
-    await session.end("rollback", chain=True)
+    await session.commit("select 1", chain=True)
     await session.begin(timedelta(seconds=8))
     assert await session.connection.fetchval(show) == "8s"
+
+
+async def test_a_rollback_takes_the_limit_with_it(sessions: Sessions) -> None:
+    """It was set in the transaction that was undone: without it, a stopped worker's next
+    transaction would hold its locks for ever."""
+    show = "select current_setting('idle_in_transaction_session_timeout')"
+    session = await sessions.take()
+    for _ in range(2):
+        await session.begin(LIMIT)
+        assert await session.connection.fetchval(show) == "30s"
+        await session.roll_back()
+
+
+async def test_a_limit_that_a_waiting_transaction_could_exceed_is_not_chained(
+    sessions: Sessions,
+) -> None:
+    session = await sessions.take()
+    await session.begin(timedelta(milliseconds=20))
+    await session.commit("select 1", chain=True)
+    assert not session.connection.is_in_transaction()
+
+
+async def test_one_that_was_idle_for_long_is_not_used_again(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = [await sessions.take() for _ in range(3)]
+    for session in old:
+        sessions.give_back(session)
+    monkeypatch.setattr("gateway.ledger.sessions.IDLE_S", 0.0)
+    assert await sessions.take() not in old
+    assert all(session.connection.is_closed() for session in old)
+
+
+async def test_where_one_is_dead_the_idle_ones_are_given_up(sessions: Sessions) -> None:
+    old = [await sessions.take() for _ in range(2)]
+    for session in old:
+        sessions.give_back(session)
+    sessions.drop_idle()
+    assert await sessions.take() not in old
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -115,7 +154,7 @@ async def test_what_a_handler_did_to_its_session_is_undone(
     await session.connection.execute(
         "select pg_advisory_lock(7); set work_mem = '1MB'; listen x; create temp table t (id int)"
     )
-    await session.end(end, chain=True)
+    await (session.roll_back() if end == "rollback" else session.commit("select 1", chain=True))
     assert not session.connection.is_in_transaction(), "a changed session is not chained"
     assert await ledger.value("select pg_try_advisory_lock(7)")
     assert await session.connection.fetchval("select current_setting('work_mem')") != "1MB"
@@ -130,7 +169,27 @@ async def test_a_failed_end_leaves_the_session_to_be_dropped(sessions: Sessions)
     session = await sessions.take()
     await session.begin(LIMIT)
     with pytest.raises(asyncpg.DivisionByZeroError):
-        await session.end("select 1 / 0; commit", chain=True)
+        await session.commit("select 1 / 0", chain=True)
     assert session.begun_at is None
     sessions.drop(session)
     assert await sessions.take() is not session
+
+
+@pytest.mark.parametrize("chain", [True, False])
+async def test_a_constraint_that_fails_at_the_commit_undoes_it_all(
+    chain: bool, sessions: Sessions, ledger: Reader
+) -> None:
+    await ledger.run(
+        "create table parents (id int primary key);"
+        "create table children (id int references parents deferrable initially deferred)"
+    )
+    session = await sessions.take()
+    await session.begin(LIMIT)
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await session.commit("insert into children values (1)", chain=chain)
+    assert session.begun_at is None
+    await session.roll_back()
+    assert await ledger.value("select count(*) from children") == 0
+    await session.begin(LIMIT)
+    await session.commit("insert into parents values (1)", chain=chain)
+    assert await ledger.value("select count(*) from parents") == 1
