@@ -206,6 +206,15 @@ def test_a_workers_sessions_plan_once() -> None:
     assert PREPARED_ONCE["plan_cache_mode"] == GENERIC
 
 
+async def test_no_plan_of_a_workers_session_is_compiled(full_url: str) -> None:
+    """With a large backlog a lease looks costly, and compiling it took longer than running it."""
+    connection = await asyncpg.connect(full_url, server_settings={**PREPARED_ONCE})
+    await connection.execute("set jit_above_cost = 0")
+    plan = await connection.fetchval("explain (analyze, format json) select count(*) from pg_class")
+    assert "JIT" not in json.loads(plan)[0]
+    await connection.close()
+
+
 def test_every_statement_has_a_case() -> None:
     assert {case.query for case in CASES} == set(QUERIES) - ASIDE
 
