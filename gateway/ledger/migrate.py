@@ -1,6 +1,12 @@
-"""Numbered plain SQL, forward only, applied once under a lock."""
+"""Numbered plain SQL, forward only, applied once under a lock.
+
+Old and new processes run side by side while a new version is rolled out, so a migration adds first
+and takes away only what no running code needs any more. Its file says which code that is, in a line
+`-- oldest code: N`: code that was made for schema N or later goes on working with it.
+"""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,6 +21,8 @@ from gateway.ledger.connection import Connection, describe, users_search_path
 LOCK: Final = 0x67617465776179
 """The advisory lock that lets one process at a time migrate: "gateway" in ASCII."""
 
+OLDEST_CODE: Final = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
@@ -27,6 +35,12 @@ class Migration:
     @property
     def checksum(self) -> str:
         return hashlib.sha256(self.sql.encode()).hexdigest()
+
+    @property
+    def oldest_code(self) -> int:
+        """The oldest schema version whose code still works with this one."""
+        found = OLDEST_CODE.search(self.sql)
+        return int(found[1]) if found else self.version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +93,22 @@ async def _apply(connection: Connection, migrations: Sequence[Migration]) -> tup
         "create schema if not exists gateway;"
         "create table if not exists gateway.migrations ("
         "version integer primary key, name text not null, checksum text not null,"
-        "applied_at timestamptz not null default now())"
+        "applied_at timestamptz not null default now());"
+        "alter table gateway.migrations add column if not exists oldest_code integer"
     )
     present = await applied_version(connection)
-    if present > migrations[-1].version:
-        raise _newer(present, migrations[-1].version)
+    await _check_newer(connection, present, migrations[-1].version)
     applied = []
     for migration in migrations[present:]:
         async with connection.transaction():
             await connection.execute(migration.sql, timeout=3600)
             await connection.execute(
-                "insert into gateway.migrations (version, name, checksum) values ($1, $2, $3)",
+                "insert into gateway.migrations (version, name, checksum, oldest_code)"
+                " values ($1, $2, $3, $4)",
                 migration.version,
                 migration.name,
                 migration.checksum,
+                migration.oldest_code,
             )
         applied.append(migration.name)
     return tuple(applied)
@@ -128,8 +144,7 @@ async def check_version(connection: Connection) -> None:
     if await connection.fetchval("select current_setting('transaction_read_only')") == "on":
         raise StorageUnavailable("Postgres is read-only: a standby, or set so")
     present, wanted = await applied_version(connection), read_migrations()[-1].version
-    if present > wanted:
-        raise _newer(present, wanted)
+    await _check_newer(connection, present, wanted)
     if present < wanted:
         raise SchemaMismatch(
             f"the database's gateway schema is at version {present}, this code needs {wanted}: "
@@ -137,8 +152,15 @@ async def check_version(connection: Connection) -> None:
         )
 
 
-def _newer(present: int, known: int) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"the database's gateway schema is at version {present}, this code knows only {known}: "
-        "upgrade the gateway"
+async def _check_newer(connection: Connection, present: int, known: int) -> None:
+    """Refuses a ledger that newer code has changed so that this code no longer fits."""
+    if present <= known:
+        return
+    oldest_code: int = await connection.fetchval(
+        "select max(coalesce(oldest_code, version)) from gateway.migrations"
     )
+    if oldest_code > known:
+        raise SchemaMismatch(
+            f"the database's gateway schema is at version {present}, this code knows only {known}: "
+            "upgrade the gateway"
+        )

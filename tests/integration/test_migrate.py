@@ -47,6 +47,21 @@ async def test_a_newer_schema_than_the_code_is_refused(empty_database_url: str) 
     await connection.close()
 
 
+async def test_a_newer_schema_that_only_adds_is_worked_with(empty_database_url: str) -> None:
+    await migrate_at(empty_database_url)
+    connection = await asyncpg.connect(empty_database_url)
+    await connection.execute(
+        "insert into gateway.migrations values (9999, 'from_the_future', '', now(), $1)",
+        len(NAMES),
+    )
+    await check_version(connection)
+    assert await migrate(connection, ()) == ()
+    await connection.execute("update gateway.migrations set oldest_code = oldest_code + 1")
+    with pytest.raises(SchemaMismatch, match="upgrade the gateway"):
+        await check_version(connection)
+    await connection.close()
+
+
 async def test_a_database_that_was_never_migrated_is_refused(empty_database_url: str) -> None:
     connection = await asyncpg.connect(empty_database_url)
     with pytest.raises(SchemaMismatch, match="run `gateway migrate`"):
