@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check bench bench-quick clean
+.PHONY: run test check torture safeguards load bench bench-quick clean
 
 run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
@@ -16,6 +16,15 @@ check: $(READY) ## format, lint, types and the direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+torture: $(READY) ## kill, stop, cut and starve everything under load, and audit what is left, about 5 minutes
+	@$(BIN)/python -m tests.torture $(if $(SEED),--seed $(SEED))
+
+safeguards: $(READY) ## remove each safeguard in turn and watch its test go red, about 5 minutes
+	@$(BIN)/python -m tests.safeguards
+
+load: $(READY) ## three times the sustainable rate for a minute: what is refused, what is kept
+	@$(BIN)/python -m tests.load
 
 bench: $(READY) ## measure everything side by side, about 35 minutes
 	@$(BIN)/python -m bench

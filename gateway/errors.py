@@ -5,6 +5,7 @@ GatewayError
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
 │   ├── BadSignature · StaleTimestamp · Replayed · BadPayload · TooLarge · BodyTimeout
 ├── StorageUnavailable   ours to fix; the sender is told to come back
+│   └── SpoolUnavailable
 ├── SchemaMismatch       the ledger's schema and this code do not fit: migrate, or upgrade the code
 ├── EngineFailed         an embedded Postgres or Redis could not be found, started or stopped
 ├── CommandFailed        a command could not do what was asked; one line says why; exit 1
@@ -101,6 +102,10 @@ class BodyTimeout(RequestRejected):
 
 class StorageUnavailable(GatewayError):
     """The event could not be made durable."""
+
+
+class SpoolUnavailable(StorageUnavailable):
+    """Nor could it be kept on the local disk meanwhile."""
 
 
 class SchemaMismatch(GatewayError):

@@ -53,6 +53,13 @@ class ReplayPolicy(StrEnum):
     FLAG = "flag"
 
 
+class Spooling(StrEnum):
+    """Whether a route's events are acknowledged from the local disk while the ledger is away."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class Backoff(StrEnum):
     """How the wait between attempts grows."""
 

@@ -98,6 +98,10 @@ class Settings(BaseSettings):
         default=30 * SECOND,
         description="How long a process that is told to stop may finish what it has begun.",
     )
+    linger: Annotated[Duration, lasting(timedelta(0), 300 * SECOND)] = Field(
+        default=timedelta(0),
+        description="How long `gateway serve` goes on answering, not ready, when told to stop.",
+    )
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto",
         description="How log lines look; `auto` is `console` on a terminal and `json` elsewhere.",
@@ -112,6 +116,12 @@ class Settings(BaseSettings):
         le=1000,
         description="How many deliveries one worker runs at once.",
     )
+    max_connections: int = Field(
+        default=10_000,
+        ge=16,
+        le=1_000_000,
+        description="How many connections one `gateway serve` process keeps open.",
+    )
     max_in_flight: int = Field(
         default=512,
         ge=1,
@@ -121,6 +131,10 @@ class Settings(BaseSettings):
     max_buffered: Annotated[Size, holding(MIB, 1024**2 * MIB)] = Field(
         default=256 * MIB,
         description="How many body bytes one `gateway serve` process holds at once.",
+    )
+    spool_size: Annotated[Size, holding(0, 1024**2 * MIB)] = Field(
+        default=1024 * MIB,
+        description="How many bytes one `gateway serve` keeps on disk while Postgres is away.",
     )
     queue_depth: int = Field(
         default=1000,

@@ -137,7 +137,7 @@ class Worker:
             every=settings.sweep,
             lease=settings.lease,
             renew=runner.beat,
-            on_reaped=runner.scan_now,
+            on_due=runner.scan_now,
         )
         return runner, sweeper
 

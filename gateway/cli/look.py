@@ -25,6 +25,7 @@ from gateway.operate.inspect import Filter, find, list_dead, list_events
 from gateway.operate.status import Report, read_status
 from gateway.project import database_url
 from gateway.settings import Settings, discover, load_settings
+from gateway.spool.look import Stock
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(as_json: AsJson = False) -> None:
-    """One screen: what waits, what runs, what is dead, which workers live.
+    """One screen: what waits, what runs, what is dead, what is spooled, which workers live.
 
     Exit 1 where the database cannot be reached.
     """
@@ -59,13 +60,24 @@ def status(as_json: AsJson = False) -> None:
         print_json([report.as_json()])
     else:
         _print_status(report)
+    if report.postgres is not None:
+        raise typer.Exit(1)
 
 
 def _print_status(report: Report) -> None:
     out = console()
     redis = "reachable" if report.redis is None else f"away: {printable(report.redis)}"
-    out.print(f"Postgres reachable, schema {report.schema_version} · Redis {redis}")
-    out.print(f"Workers  {len(report.workers)} alive\n")
+    if report.postgres is None:
+        out.print(f"Postgres reachable, schema {report.schema_version} · Redis {redis}")
+        out.print(f"Workers  {len(report.workers)} alive")
+    else:
+        out.print(f"{printable(report.postgres)} · Redis {redis}", style="red", markup=False)
+    out.print(f"Spool    {_spool_line(report.spool)}", markup=False)
+    for piece in report.spool.set_aside:
+        out.print(f"         could not be read, set aside: {printable(piece)}", markup=False)
+    if report.postgres is not None:
+        return
+    out.print()
     print_rows(
         ["route", "last_hour", "last_event_at"], report.routes, empty="No events in the last hour."
     )
@@ -76,6 +88,13 @@ def _print_status(report: Report) -> None:
     )
     if any(row["dead"] for row in report.handlers):
         out.print("See what failed with `gateway dead`, run it again with `gateway replay ID`.")
+
+
+def _spool_line(spool: Stock) -> str:
+    if not spool.events:
+        return "empty"
+    size = f"{spool.bytes / 1024:,.0f} KiB"
+    return f"{spool.events:,} events, {size}, the oldest {cell(spool.oldest_at)}"
 
 
 def events(
@@ -223,6 +242,8 @@ def _print_event(event: dict[str, Any]) -> None:
     for name in ("route", "provider", "type", "account", "livemode", "occurred_at", "received_at"):
         if event[name] is not None:
             out.print(f"  {name.replace('_', ' '):<12} {_plain(event[name])}", markup=False)
+    if event["spooled"]:
+        out.print("  spooled      acknowledged while Postgres was away, claimed later")
     if event["replay_of"]:
         out.print(f"  flagged      same bytes as {printable(event['replay_of'])}", markup=False)
     out.print(f"  {'payload':<12} {_payload_line(event)}", markup=False)

@@ -14,6 +14,7 @@ import orjson
 import structlog
 
 from gateway.errors import StorageUnavailable
+from gateway.failpoints import reached
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     CONTENDED,
@@ -47,6 +48,8 @@ class Claim(NamedTuple):
     body: bytes
     replay: ReplayPolicy | None
     handlers: tuple[str, ...]
+    spooled: bool = False
+    """Acknowledged before it was claimed: its bytes can be flagged, and no longer refused."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -71,6 +74,8 @@ class Claimed:
     """A duplicate whose body differs from the one that was claimed."""
     first_event_id: str | None = None
     """The event that brought the same bytes before, where a replay was refused or flagged."""
+    is_spooled: bool = False
+    """On the local disk, and to be claimed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,10 +98,14 @@ class Claimer:
     ) -> None:
         self._waiting: deque[_Waiter] = deque()
         self._wake = asyncio.Event()
-        self._flushers = [_Flusher(url, on_accepted, patience_s) for _ in range(FLUSHERS)]
+        self._flushers = [
+            _Flusher(url, on_accepted, self._note_away, patience_s) for _ in range(FLUSHERS)
+        ]
         self._tasks: list[asyncio.Task[None]] = []
         self.working = True
         """False once a flusher ended on an error that nobody foresaw."""
+        self.is_away = False
+        """Whether the ledger was not to be reached when it was last asked, or did not answer."""
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._flush_forever(f)) for f in self._flushers]
@@ -126,6 +135,13 @@ class Claimer:
         self._wake.set()
         return await waiter.answer
 
+    def suspect(self) -> None:
+        """Says that a claim was given up because it took too long."""
+        self._note_away(True)
+
+    def _note_away(self, is_away: bool) -> None:
+        self.is_away = is_away
+
     async def _flush_forever(self, flusher: "_Flusher") -> None:
         while True:
             await self._wake.wait()
@@ -153,11 +169,16 @@ class _Flusher:
     """One connection that commits one batch after another."""
 
     def __init__(
-        self, url: str, on_accepted: Callable[[Sequence[int]], None], patience_s: float
+        self,
+        url: str,
+        on_accepted: Callable[[Sequence[int]], None],
+        note_away: Callable[[bool], None],
+        patience_s: float,
     ) -> None:
         self._url = url
-        self._patience_s = patience_s
         self._on_accepted = on_accepted
+        self._note_away = note_away
+        self._patience_s = patience_s
         self._connection: Connection | None = None
 
     async def flush(self, batch: Sequence[_Waiter]) -> None:
@@ -172,6 +193,7 @@ class _Flusher:
                 await self._refuse(batch, error)
             except (StorageUnavailable, *LOST) as error:
                 log.warning("ledger_unreachable", error=describe(error), waiting=len(batch))
+                self._note_away(True)
                 await self.close()
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, RECONNECT_S[1])
@@ -205,6 +227,8 @@ class _Flusher:
             )
         firsts = _first_of_each_key(batch)
         accepted = await _insert(self._connection, firsts)
+        self._note_away(False)
+        reached("claim.committed")
         if delivery_ids := [i for ids in accepted.values() for i in ids]:
             self._on_accepted(delivery_ids)
         for waiter in firsts:
@@ -274,6 +298,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "replay": claim.replay,
             "replay_of": replay_of,
             "handlers": claim.handlers,
+            "spooled": claim.spooled,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]
@@ -283,6 +308,6 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
 def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
     if row["digest"] is not None:
         return Claimed(verdict=Verdict.DUPLICATE, conflict=row["digest"] != claim.digest)
-    if row["first_replay"] == ReplayPolicy.REFUSE:
+    if row["first_replay"] == ReplayPolicy.REFUSE and not claim.spooled:
         return Claimed(verdict=Verdict.REPLAYED, first_event_id=row["first_event_id"])
     return None

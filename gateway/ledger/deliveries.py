@@ -1,4 +1,4 @@
-"""The life of a delivery: leased, renewed, settled, taken back, replayed."""
+"""The life of a delivery: leased, renewed, settled, taken back, replayed, discarded."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,6 +129,18 @@ async def replay(ledger: Executor, delivery_id: int, *, actor: str, reason: str 
         )
     raise TransitionRefused(
         f"delivery {delivery_id} is {row['status']} right now: wait until its run has ended"
+    )
+
+
+async def discard(ledger: Executor, delivery_id: int, *, actor: str, reason: str | None) -> None:
+    """Gives up what waits or is dead. Raises TransitionRefused where the state forbids it."""
+    if await ledger.fetchval(QUERIES["discard"], delivery_id, actor, reason) is not None:
+        return
+    row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
+    if row is None:
+        raise CommandFailed(f"there is no delivery {delivery_id}")
+    raise TransitionRefused(
+        f"delivery {delivery_id} is {row['status']}: only what is pending or dead can be discarded"
     )
 
 

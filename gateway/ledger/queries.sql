@@ -7,23 +7,24 @@ with input as materialized (
     from json_to_recordset($1::json) as c (
         n bigint, route text, event_id text, provider text, type text, account text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
-        headers jsonb, replay text, replay_of text, handlers json)
+        headers jsonb, replay text, replay_of text, handlers json, spooled boolean)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
         (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
-         headers, body, replay, guard, replay_of)
+         headers, body, replay, guard, replay_of, spooled)
     select route, event_id, provider, type, account, livemode, occurred_at, received_at,
            decode(digest, 'hex'), headers, body, replay,
            case when replay is not null and replay_of is null then decode(digest, 'hex') end,
-           replay_of
+           replay_of, spooled
     from input
     order by route, event_id
     on conflict do nothing
     returning route, event_id
 ), fanned as (
-    insert into gateway.deliveries (route, event_id, handler)
-    select c.route, c.event_id, h.handler
+    insert into gateway.deliveries (route, event_id, handler, due_at)
+    select c.route, c.event_id, h.handler,
+           case when i.spooled then least(i.received_at, now()) else now() end  -- before what came later
     from claimed c
     join input i using (route, event_id)
     cross join json_array_elements_text(i.handlers) as h (handler)
@@ -128,7 +129,7 @@ with expired as (
     select id
     from gateway.deliveries
     where status = 'running' and leased_until < now()
-      and pg_postmaster_start_time() < now() - $3::interval
+      and not pg_postmaster_start_time() between now() - $3::interval and now()
     order by leased_until
     limit $1
     for update skip locked
@@ -170,14 +171,57 @@ with kept as (
 )
 select id from replayed;
 
+-- name: discard
+-- Gives up what waits or is dead, with its audit row. Refused in every other state (primary key).
+with discarded as (
+    update gateway.deliveries
+    set status = 'discarded', finished_at = now()
+    where id = $1 and status in ('pending', 'dead')
+    returning id, route, event_id
+), noted as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
+    select $2, 'discard', id, route, event_id, $3 from discarded
+)
+select id from discarded;
+
 -- name: alive
 -- A worker says that it lives and which handlers it has, and forgets those that have not for a while.
+-- Returns by how much the server's clock was set back since one of them said so last.
 with gone as (
     delete from gateway.workers where seen_at < now() - $5::interval
+), latest as (
+    select max(seen_at) as seen_at from gateway.workers
 )
 insert into gateway.workers (id, host, pid, handlers)
 values ($1, $2, $3, $4::text[])
-on conflict (id) do update set seen_at = now(), handlers = excluded.handlers;
+on conflict (id) do update set seen_at = now(), handlers = excluded.handlers
+returning greatest((select seen_at from latest) - now(), interval '0') as set_back;
+
+-- name: set_back
+-- The server's clock was set back: what became due, or was leased, by the time before would wait until
+-- it comes again.
+with noticed as (
+    update gateway.workers set seen_at = now() where seen_at > now()
+), leased as (
+    update gateway.deliveries set leased_until = now() + $2::interval
+    where id = any (array (
+        select id from gateway.deliveries
+        where status = 'running' and leased_until > now() + $2::interval
+        for update skip locked
+    ))
+), due as (
+    update gateway.deliveries set due_at = greatest(due_at - $1::interval, now())
+    where id = any (array (
+        select d.id from gateway.deliveries d
+        where d.status = 'pending' and d.due_at > now()
+          and (d.created_at > now() or exists (
+              select from gateway.attempts a
+              where a.delivery_id = d.id and a.number = d.runs and a.finished_at > now()))
+        for update skip locked
+    ))
+    returning id
+)
+select count(*) from due;
 
 -- name: leave
 -- A worker ends.
@@ -287,7 +331,7 @@ select (select count(*) from removed) as keys, (select count(*) from emptied) as
 -- Filters are put so that the planner cannot guess how rare a match is: it would scan the whole table
 -- for a rare one, where a walk from the newest finds what is new at once and can be bounded.
 select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
-       e.replay_of, e.body is not null as payload_kept,
+       e.replay_of, e.spooled, e.body is not null as payload_kept,
        coalesce((
            select jsonb_object_agg(status, n)
            from (select status, count(*) as n from gateway.deliveries d
@@ -333,7 +377,7 @@ with recursive routes as (
     ) next
 )
 select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
-       encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of
+       encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of, e.spooled
 from routes r
 cross join lateral (
     select * from gateway.processed_events where route = r.route and event_id = $2 limit 1

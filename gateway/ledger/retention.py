@@ -9,6 +9,7 @@ from typing import Final
 
 import asyncpg
 
+from gateway.failpoints import reached
 from gateway.ledger.connection import Pooled
 from gateway.ledger.queries import QUERIES
 from gateway.model import Retention
@@ -72,7 +73,10 @@ class Pruner:
                 return Pruned()
             dead = await self._expire_dead(connection)
             marks, walked = await self._walk(connection)
+            reached("prune.held")
             pruned = await self._prune(connection, [row["held"] for row in walked if row["held"]])
+            reached("prune.forgotten")
+        reached("prune.committed")
         self._marks = marks  # not sooner: what is not committed has to be walked again
         is_behind = any(row["walked"] == BATCH for row in walked)
         if not is_behind and time.monotonic() >= self._again_at:

@@ -48,7 +48,9 @@ async def list_events(connection: Connection, filter: Filter) -> list[Row]:
 def _note(row: asyncpg.Record) -> str | None:
     if row["replay_of"] is not None:
         return f"same bytes as {row['replay_of']}"
-    return None if row["payload_kept"] else "payload pruned"
+    if not row["payload_kept"]:
+        return "payload pruned"
+    return "came through the spool" if row["spooled"] else None
 
 
 async def list_dead(connection: Connection, filter: Filter) -> list[Row]:

@@ -1,17 +1,21 @@
-"""One look at the whole: backlog, dead letters, workers, engines."""
+"""One look at the whole: backlog, dead letters, workers, engines, spool."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from gateway.errors import StorageUnavailable
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.migrate import applied_version, check_version
 from gateway.ledger.queries import QUERIES
 from gateway.project import database_url
 from gateway.queue.handoff import connect_redis
 from gateway.settings import Settings
+from gateway.spool.look import Stock, look_at
+from gateway.spool.spool import SPOOL_DIRECTORY
 from gateway.sweep.sweeper import MISSED_ROUNDS
 
 LATELY: Final = timedelta(hours=1)
@@ -23,17 +27,25 @@ Row = dict[str, Any]
 class Report:
     """What `gateway status` shows."""
 
-    schema_version: int
+    postgres: str | None
+    """Why Postgres cannot be reached; None where it can."""
     redis: str | None
     """Why Redis cannot be reached; None where it can."""
-    routes: list[Row]
-    handlers: list[Row]
-    workers: list[Row]
+    spool: Stock
+    schema_version: int | None = None
+    routes: list[Row] = field(default_factory=list)
+    handlers: list[Row] = field(default_factory=list)
+    workers: list[Row] = field(default_factory=list)
 
     def as_json(self) -> Row:
         return {
-            "postgres": {"reachable": True, "schema_version": self.schema_version},
+            "postgres": {
+                "reachable": self.postgres is None,
+                "error": self.postgres,
+                "schema_version": self.schema_version,
+            },
             "redis": {"reachable": self.redis is None, "error": self.redis},
+            "spool": asdict(self.spool),
             "routes": self.routes,
             "handlers": self.handlers,
             "workers": self.workers,
@@ -41,14 +53,21 @@ class Report:
 
 
 async def read_status(settings: Settings) -> Report:
-    """Asks Postgres and Redis. Raises StorageUnavailable where Postgres does not answer."""
-    connection = await connect(database_url(settings), name="gateway status")
+    """Asks Postgres and Redis, and looks into the spool, which matters most without Postgres."""
+    redis = await _redis_problem(settings)
+    spool = await asyncio.to_thread(look_at, settings.data_dir / SPOOL_DIRECTORY)
+    try:
+        connection = await connect(database_url(settings), name="gateway status")
+    except StorageUnavailable as error:
+        return Report(postgres=str(error), redis=redis, spool=spool)
     try:
         await check_version(connection)
         workers = await _workers(connection, settings)
         return Report(
+            postgres=None,
+            redis=redis,
+            spool=spool,
             schema_version=await applied_version(connection),
-            redis=await _redis_problem(settings),
             routes=await _routes(connection),
             handlers=await _handlers(connection, workers),
             workers=workers,

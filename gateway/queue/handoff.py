@@ -14,6 +14,7 @@ from arq.utils import timestamp_ms
 from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError
 
+from gateway.failpoints import reached
 from gateway.queue.cancellation import end
 
 QUEUE: Final = default_queue_name
@@ -88,7 +89,9 @@ class HandOff:
                 self._depth = await self._redis.zcard(QUEUE)
             if self._depth >= self._max_depth:
                 return False
+            reached("enqueue.sending")
             self._depth = await self._enqueue(delivery_ids)
+            reached("enqueue.sent")
         except (RedisError, OSError, TimeoutError) as error:
             self._note_away(error)
             return False

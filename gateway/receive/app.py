@@ -23,14 +23,18 @@ from gateway.receive.protocol import take_reply
 READY_FOR_S: Final = 1.0
 """How long an answer of the readiness check stands, so that asking often costs nothing."""
 
+UNREACHABLE: Final = "LEDGER_UNREACHABLE"
+
 log = structlog.get_logger("gateway.receive")
 
 
 class Readiness:
     """Whether the ledger can be reached and fits this code; asks at most once a second."""
 
-    def __init__(self, check: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, check: Callable[[], Awaitable[None]], *, spools: bool) -> None:
         self._check = check
+        self.spools = spools
+        """Whether some senders are served even while the ledger is away."""
         self._asking = asyncio.Lock()
         self._asked_at = -READY_FOR_S
         self._problem: str | None = None
@@ -48,7 +52,7 @@ class Readiness:
             await self._check()
         except (GatewayError, *TROUBLE) as error:
             log.warning("not_ready", reason=str(error))  # not in the answer: strangers may ask
-            return "SCHEMA_MISMATCH" if isinstance(error, SchemaMismatch) else "LEDGER_UNREACHABLE"
+            return "SCHEMA_MISMATCH" if isinstance(error, SchemaMismatch) else UNREACHABLE
         return None
 
 
@@ -84,6 +88,9 @@ def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette])
         problem = await readiness.problem()
         if problem is None:
             return JSONResponse({"status": "ready"})
+        if problem == UNREACHABLE and readiness.spools:
+            # Taken out by the balancer, it would lose what only it can keep.
+            return JSONResponse({"status": "spooling", "reason": problem})
         return JSONResponse({"status": "not ready", "reason": problem}, status_code=503)
 
     async def show_metrics(_: Request) -> Response:

@@ -10,7 +10,14 @@ from typing import Final
 import structlog
 from starlette.types import Receive, Scope
 
-from gateway.errors import BodyTimeout, Replayed, RequestRejected, StorageUnavailable
+from gateway.errors import (
+    BodyTimeout,
+    Replayed,
+    RequestRejected,
+    SpoolUnavailable,
+    StorageUnavailable,
+)
+from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
 from gateway.model import Envelope
 from gateway.providers import Headers
@@ -22,6 +29,7 @@ from gateway.receive.deadlines import Deadlines
 from gateway.receive.metrics import Metrics, Outcomes
 from gateway.receive.protocol import Reply
 from gateway.routes import Route
+from gateway.spool.spool import Spool
 
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
 """Headers that are never stored."""
@@ -30,6 +38,9 @@ THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and read in a thread, so that they do not hold up the others."""
 
 COMPLAINTS_PER_SECOND: Final = 20
+
+SPOOL_S: Final = 1.0
+"""How much of `ack_within` is left for the disk where the ledger does not answer; half at most."""
 
 log = structlog.get_logger("gateway.receive")
 
@@ -44,6 +55,7 @@ class Endpoint:
         secrets: Sequence[bytes],
         match: Callable[[str, str], tuple[str, ...]],
         claimer: Claimer,
+        spool: Spool | None,
         admission: Admission,
         deadlines: Deadlines,
         metrics: Metrics,
@@ -53,13 +65,16 @@ class Endpoint:
         self._secrets = tuple(secrets)
         self._match = match
         self._claimer = claimer
+        self._spool = spool
         self._admission = admission
         self._deadlines = deadlines
         self._receive_s = route.receive_within.total_seconds()
         self._acknowledge_s = route.ack_within.total_seconds()
+        self._ledger_s = max(self._acknowledge_s - SPOOL_S, self._acknowledge_s / 2)
         self._count = Outcomes(metrics.requests, route.name)
         self._conflicts = metrics.conflicts.labels(route.name)
         self._flagged = metrics.flagged.labels(route.name)
+        self._spooled = metrics.spooled.labels(route.name)
         self._observe = metrics.acknowledge.labels(route.name).observe
         self._log = log.bind(route=route.name)
         self._complaints = Throttle(COMPLAINTS_PER_SECOND)
@@ -108,7 +123,12 @@ class Endpoint:
         return BodyTimeout(f"the body was not complete within {self._receive_s:g} s")
 
     def _claim_late(self) -> Exception:
+        self._claimer.suspect()
         return StorageUnavailable(f"not durable within {self._acknowledge_s:g} s")
+
+    def _ledger_late(self) -> Exception:
+        self._claimer.suspect()
+        return StorageUnavailable(f"not in the ledger within {self._ledger_s:g} s")
 
     async def _receive(self, headers: Headers, body: bytes) -> Answer:
         received_at = datetime.now(UTC)
@@ -132,10 +152,31 @@ class Endpoint:
             replay=self._provider.replay_policy(envelope.type, route.replay),
             handlers=self._match(route.name, envelope.type),
         )
-        claimed = await self._claimer.claim(claim)
+        reached("claim.verified")
+        claimed = await self._make_durable(claim)
         self._note(envelope, claimed)
         self._count(claimed.verdict)
+        reached("claim.answering")
         return answers.received(claimed.verdict, envelope.id)
+
+    async def _make_durable(self, claim: Claim) -> Claimed:
+        """In the ledger; or on the disk, where the ledger does not answer and the route spools."""
+        if self._spool is None:
+            return await self._claimer.claim(claim)
+        if not (self._claimer.is_away or self._spool.is_behind):
+            try:
+                with self._deadlines.within(self._ledger_s, self._ledger_late):
+                    await self._spool.wait_empty()  # what came before goes before
+                    return await self._claimer.claim(claim)
+            except StorageUnavailable as error:
+                self._complain("ledger_late", reason=str(error))
+        try:
+            await self._spool.keep(claim)
+        except SpoolUnavailable as error:
+            self._complain("spool_unavailable", reason=str(error))
+            return await self._claimer.claim(claim)  # the only one who would notice that it is back
+        self._spooled.inc()
+        return Claimed(verdict=Verdict.ACCEPTED, is_spooled=True)
 
     def _read(self, headers: Headers, body: bytes, now: datetime) -> tuple[Envelope, bytes]:
         """Verifies first: nothing of a body is looked at before its sender is known."""
@@ -156,7 +197,10 @@ class Endpoint:
         elif claimed.first_event_id is not None:
             self._flagged.inc()
             self._log.warning("event_flagged", replay_of=claimed.first_event_id, **fields)
-        self._log.info(f"event_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
+        if claimed.is_spooled:
+            self._log.info("event_spooled", **fields)
+        else:
+            self._log.info(f"event_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
 
     def _complain(self, event: str, **fields: str) -> None:
         """A warning, unless strangers have already caused enough of them this second."""

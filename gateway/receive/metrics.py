@@ -1,6 +1,8 @@
 """What `serve` counts."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gateway.spool.spool import Spool
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -28,6 +30,27 @@ class Metrics:
             ["route"],
             registry=self.registry,
         )
+        self.spooled = Counter(
+            "gateway_spooled",
+            "Events acknowledged from the local spool because the ledger did not answer.",
+            ["route"],
+            registry=self.registry,
+        )
+        self.spool_events = Gauge(
+            "gateway_spool_events",
+            "Events in the spool that the ledger does not have yet.",
+            registry=self.registry,
+        )
+        self.spool_bytes = Gauge(
+            "gateway_spool_bytes",
+            "What the files of the spool take on the disk.",
+            registry=self.registry,
+        )
+        self.spool_oldest = Gauge(
+            "gateway_spool_oldest_seconds",
+            "For how long the oldest event has waited in the spool.",
+            registry=self.registry,
+        )
         self.acknowledge = Histogram(
             "gateway_acknowledge_seconds",
             "From the last body byte to the answer, for verified requests.",
@@ -35,6 +58,12 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=self.registry,
         )
+
+    def watch(self, spool: Spool) -> None:
+        """Reads the gauges of the spool when they are asked for."""
+        self.spool_events.set_function(lambda: spool.events)
+        self.spool_bytes.set_function(lambda: spool.size)
+        self.spool_oldest.set_function(lambda: spool.oldest_s)
 
 
 class Outcomes:

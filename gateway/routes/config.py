@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from gateway.errors import ConfigInvalid, Problem
-from gateway.model import Envelope, ReplayPolicy, Retention, RetryPolicy
+from gateway.model import Envelope, ReplayPolicy, Retention, RetryPolicy, Spooling
 from gateway.notation.problems import SHAPES, Location, Refusal, describe, one_of, refusals
 from gateway.notation.yaml_source import Document, Lines, key_path, read_document
 from gateway.providers import PROVIDERS, Provider
@@ -42,6 +42,8 @@ class Route:
     types: tuple[str, ...] | None
     livemode: bool | None
     replay: ReplayPolicy
+    spools: bool
+    """Whether events are acknowledged from the local disk while the ledger is away."""
     retention: Retention
     line: int
 
@@ -172,6 +174,7 @@ def _route(name: str, section: RouteSection, lines: Lines) -> Route:
         types=None if section.types is None else tuple(section.types),
         livemode=section.livemode,
         replay=section.replay or ReplayPolicy.REFUSE,
+        spools=not provider.retries if section.spool is None else section.spool is Spooling.ALWAYS,
         retention=_retention(section.retention, provider),
         line=lines.of(("routes", name)) or 0,
     )

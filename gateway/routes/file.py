@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from gateway.model import Backoff, RetryPolicy
+from gateway.model import Backoff, RetryPolicy, Spooling
 from gateway.notation.problems import Location
 from gateway.notation.quantities import Duration, format_duration
 from gateway.providers import PROVIDERS
@@ -127,6 +127,11 @@ class RouteSection(Section):
         default=None,
         description="What becomes of the same signed bytes under a fresh delivery id: refuse them,"
         " or flag and take them. Only where the provider signs no time; default refuse.",
+    )
+    spool: Spooling | None = Field(
+        default=None,
+        description="While Postgres is away: always acknowledge from the local disk, or never and"
+        " answer 503. Default: always where the provider does not retry by itself.",
     )
     retention: RetentionSection = Field(
         default_factory=RetentionSection, description="How long the route keeps what it has."

@@ -12,6 +12,7 @@ import httpx
 import structlog
 
 from gateway.errors import HandlerSignal, LeaseLost
+from gateway.failpoints import reached
 from gateway.ledger.connection import CONTENDED, TROUBLE, Pool, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
 from gateway.ledger.sessions import Sessions
@@ -105,6 +106,7 @@ class Execution:
         return handler.exception()
 
     async def _guarded(self) -> None:
+        reached("handler.starting")
         try:
             await self._subscription.function(self.lease.event, self._context)
         except SystemExit as error:  # would end the worker and every other delivery in it
@@ -122,6 +124,7 @@ class Execution:
 
     async def _finish(self, error: BaseException | None) -> Settlement:
         self._handler = None
+        reached("handler.returned")
         if self._lease_lost:
             raise LeaseLost("another worker owns the delivery")
         if error is None:
@@ -140,6 +143,7 @@ class Execution:
         try:
             async with asyncio.timeout(self._bench.patience.total_seconds()):
                 await self._context.db.complete(self.lease, chain=self._is_more())
+                reached("settle.committed")
         except (*TROUBLE, RuntimeError) as error:
             if isinstance(error, TimeoutError):
                 self._context.db.abandon()
@@ -167,6 +171,7 @@ class Execution:
         The fence makes a repeat harmless: a settlement whose answer got lost finds no lease.
         """
         while True:
+            reached("settle.apart")
             try:
                 status = await settle(self._bench.ledger, self.lease, settlement)
             except asyncpg.DataError:
@@ -176,6 +181,7 @@ class Execution:
                 await self._bench.ledger.expire_connections()
                 await asyncio.sleep(RESETTLE_S)
             else:
+                reached("settle.settled")
                 return _with_status(settlement, status)
 
 

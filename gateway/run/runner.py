@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from gateway.failpoints import reached
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import renew
 from gateway.model import Lease
@@ -133,6 +134,8 @@ class Runner:
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
             return
+        if leases:
+            reached("lease.taken")
         now = time.monotonic()
         self._ready.extend((now, lease) for lease in leases)
         self._start_ready()

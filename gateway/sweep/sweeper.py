@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from gateway.failpoints import reached
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
 from gateway.ledger.queries import QUERIES
@@ -19,6 +20,9 @@ from gateway.ledger.retention import Pruned, Pruner
 
 REAP_LIMIT: Final = 200
 LEAVE_S: Final = 1.0
+CLOCKS_DRIFT: Final = timedelta(seconds=1)
+"""By so much a clock may be set back without a word."""
+
 MISSED_ROUNDS: Final = 6
 """Rounds without a sign after which a worker is no longer listed."""
 
@@ -37,7 +41,7 @@ class Sweeper:
         every: timedelta,
         lease: timedelta,
         renew: Callable[[], Awaitable[None]],
-        on_reaped: Callable[[], None],
+        on_due: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._pruner = pruner
@@ -45,7 +49,7 @@ class Sweeper:
         self._every = every
         self._lease = lease
         self._renew = renew
-        self._on_reaped = on_reaped
+        self._on_due = on_due
         self._worker_id: UUID = uuid4()
 
     async def sweep_forever(self) -> None:
@@ -72,8 +76,12 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """One bounded round."""
-        await self._say_alive()
+        set_back = await self._say_alive()
+        reached("sweep.alive")
+        if set_back > CLOCKS_DRIFT:
+            await self._follow_clock(set_back)
         await self._renew()  # before the reaping: after an outage our own leases look expired too
+        reached("sweep.renewed")
         await self._reap()
 
     async def prune(self) -> None:
@@ -100,8 +108,8 @@ class Sweeper:
         elif leaving.exception() is not None:
             log.warning("leave_failed")
 
-    async def _say_alive(self) -> None:
-        await self._ledger.execute(
+    async def _say_alive(self) -> timedelta:
+        set_back: timedelta = await self._ledger.fetchval(
             QUERIES["alive"],
             self._worker_id,
             socket.gethostname(),
@@ -109,9 +117,16 @@ class Sweeper:
             self._handlers,
             self._every * MISSED_ROUNDS,
         )
+        return set_back
+
+    async def _follow_clock(self, set_back: timedelta) -> None:
+        moved = await self._ledger.fetchval(QUERIES["set_back"], set_back, self._lease)
+        log.warning("clock_set_back", by_s=set_back.total_seconds(), deliveries=moved)
+        self._on_due()
 
     async def _reap(self) -> None:
         reaped = await reap(self._ledger, REAP_LIMIT, self._lease)
+        reached("sweep.reaped")
         for row in reaped:
             log.warning(
                 "lease_taken_back",
@@ -122,7 +137,7 @@ class Sweeper:
                 status=row["status"],
             )
         if reaped:
-            self._on_reaped()
+            self._on_due()
 
 
 def _tell(pruned: Pruned) -> None:

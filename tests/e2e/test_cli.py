@@ -32,7 +32,9 @@ def test_every_command_has_help(command: str) -> None:
 
 
 def test_the_commands_are_those_of_the_design() -> None:
-    expected = "up serve worker migrate check schema routes send status events show dead replay"
+    expected = (
+        "up serve worker migrate check schema routes send status events show dead replay discard"
+    )
     assert sorted(expected.split()) == COMMANDS
 
 
@@ -75,8 +77,9 @@ def test_routes_lists_who_handles_what(project: Project) -> None:
 
 def test_an_unreachable_database_is_one_clear_line(project: Project) -> None:
     url = f"postgresql://someone:hush@127.0.0.1:{free_port()}/nothing"
-    for command in (["migrate"], ["serve"], ["worker"], ["status"], ["events"], ["replay", "1"]):
-        line = one_line(project.run(*command, GATEWAY_DATABASE_URL=url), 1)
+    away = {"GATEWAY_DATABASE_URL": url, "GATEWAY_SPOOL_SIZE": "0B"}
+    for command in (["migrate"], ["serve"], ["worker"], ["events"], ["replay", "1"]):
+        line = one_line(project.run(*command, **away), 1)
         assert "Postgres cannot be reached" in line
         assert "hush" not in line
 
@@ -189,6 +192,31 @@ async def test_a_forbidden_replay_is_one_clear_line(
     )
     delivery_id = (await ledger.delivery())["id"]
     assert "is running right now" in one_line(project.run("replay", str(delivery_id)), 1)
+
+
+async def test_discard_gives_up_what_it_may_and_says_what_it_may_not(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    answers = await claim_all(database_url, [make_claim("evt_1"), make_claim("evt_2")])
+    dead, running = (answer.delivery_ids[0] for answer in answers)
+    await ledger.run(
+        "update gateway.deliveries set status = 'dead', finished_at = now() where id = $1", dead
+    )
+    await ledger.run(
+        "update gateway.deliveries set status = 'running', lease_token = gen_random_uuid()"
+        " where id = $1",
+        running,
+    )
+    result = project.run("discard", *map(str, (running, dead, dead)), "--reason", "a test order")
+    assert result.stdout == f"delivery {dead}: discarded\n"
+    assert f"delivery {running} is running: only what is pending" in one_line(result, 1)
+    assert await ledger.statuses() == {"discarded": 1, "running": 1}
+    history = project.run("show", "evt_1").stdout
+    assert "discard by" in history
+    assert ": a test order" in history
+    assert json.loads(project.run("dead", "--json").stdout) == []
+    assert "there is no delivery 7777" in one_line(project.run("discard", "7777"), 1)
+    assert project.run("replay", str(dead)).returncode == 0
 
 
 def test_show_of_nothing_is_one_clear_line(project: Project) -> None:

@@ -89,6 +89,7 @@ def new_claims() -> tuple[str, list[bytes]]:
             "n": n, "route": "github", "event_id": f"new_{n}", "provider": "github", "type": "push",
             "received_at": NOW.isoformat(), "digest": f"{n:064x}", "headers": {},
             "replay": "refuse", "handlers": ["handlers.h1", "handlers.h2"],
+            "spooled": False,
         }
         for n in range(1, BATCH + 1)
     ]  # fmt: skip
@@ -157,6 +158,8 @@ CASES: Final = [
     ),
     Case(query="reap", arguments=(200, 10, timedelta()), rows=100),
     Case(query="replay", arguments=(100_000, "ann", None)),
+    Case(query="discard", arguments=(PENDING[0], "ann", None)),
+    Case(query="set_back", arguments=(DAY, DAY), rows=None),
     Case(query="expire_dead", arguments=("stripe", 30 * DAY, STEP), rows=STEP),
     Case(query="hold_events", arguments=(35 * DAY, *START, STEP, *KEPT), by="keys", rows=STEP),
     Case(

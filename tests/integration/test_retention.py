@@ -366,7 +366,7 @@ async def test_a_prune_rests_as_long_as_it_works(database_url: str) -> None:
     pruner = Slow(steps=5, step_s=0.05)
     sweeper = Sweeper(
         pool, pruner=pruner, handlers=[], every=DAY, lease=DAY, renew=_nothing,
-        on_reaped=lambda: None,
+        on_due=lambda: None,
     )  # fmt: skip
     began_at = time.monotonic()
     await sweeper.prune()

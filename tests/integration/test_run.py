@@ -19,6 +19,23 @@ from tests.support.workers import Function, count, subscribe, working
 
 SECOND = timedelta(seconds=1)
 
+AS_IF_IT_WERE_LATER = """
+create function later() returns timestamptz language sql as $$ select now() + interval '10 min' $$;
+insert into gateway.workers (id, host, pid, handlers, seen_at)
+values (gen_random_uuid(), 'another', 1, '{}', later());
+update gateway.deliveries set created_at = later(), due_at = later() where event_id = 'evt_0';
+update gateway.deliveries set due_at = later() + interval '1 s', runs = 1, attempts = 1
+where event_id = 'evt_1';
+insert into gateway.attempts
+select id, 1, later(), later(), 'retry', 'it failed' from gateway.deliveries
+where event_id = 'evt_1';
+update gateway.deliveries
+set status = 'running', runs = 1, lease_token = gen_random_uuid(), leased_at = later(),
+    leased_until = later()
+where event_id = 'evt_2';
+"""
+"""One was claimed, one has failed, and one was leased by a worker that is gone."""
+
 
 async def run_one(
     url: str, ledger: Reader, handler: Function, *, status: str, **options: Any
@@ -478,6 +495,29 @@ async def test_nothing_is_taken_back_while_postgres_has_only_just_come_back(
     await ledger.rows(QUERIES["lease_due"], ["stripe"], ["handlers.count"], 1, -SECOND)
     assert await ledger.rows(QUERIES["reap"], 1, 10, timedelta(days=3650)) == []
     assert len(await ledger.rows(QUERIES["reap"], 1, 10, timedelta())) == 1
+
+
+async def test_a_clock_that_is_set_back_delays_nothing(database_url: str, ledger: Reader) -> None:
+    """By ten minutes: what was claimed, failed and leased before it would wait for so long."""
+    await claim_all(database_url, [make_claim(f"evt_{n}") for n in range(3)])
+    await ledger.run(AS_IF_IT_WERE_LATER)
+
+    async def all_done() -> bool:
+        return await ledger.statuses() == {"done": 3}
+
+    async with working(database_url, subscribe(count)):
+        await until(all_done)
+    assert await ledger.effects() == 3
+
+
+async def test_what_waits_for_its_time_is_left_alone_when_the_clock_is_set_back(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    await ledger.run("update gateway.deliveries set due_at = now() + interval '1 h'")
+    before = await ledger.delivery()
+    assert await ledger.value(QUERIES["set_back"], timedelta(minutes=10), SECOND) == 0
+    assert await ledger.delivery() == before
 
 
 async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(

@@ -5,10 +5,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from textwrap import dedent
 from typing import Final
@@ -17,6 +17,7 @@ import httpx
 import orjson
 
 from gateway.providers import PROVIDERS
+from tests.support.forked import Death, Forked
 from tests.support.waiting import until
 
 STRIPE_SECRET: Final = "whsec_stripe_of_the_suite"
@@ -71,6 +72,7 @@ class Project:
 
     def __init__(self, directory: Path, database_url: str, redis_url: str) -> None:
         self.directory = directory
+        self._logs = count()
         self.environ = {
             **{k: v for k, v in os.environ.items() if not k.startswith("GATEWAY_")},
             "GATEWAY_DATABASE_URL": database_url,
@@ -95,27 +97,54 @@ class Project:
 
     def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "gateway", *arguments],
-            cwd=self.directory,
-            env={**self.environ, **environ},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        output, errors = self._next_log(), self._next_log()
+        process = Forked(
+            arguments,
+            directory=self.directory,
+            environ={**self.environ, **environ},
+            output=output,
+            errors=errors,
         )
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        texts = [file.read_text(encoding="utf-8") for file in (output, errors)]
+        return subprocess.CompletedProcess(arguments, code, *texts)
 
     @contextmanager
     def process(self, *arguments: str, **environ: str) -> Iterator["Running"]:
         """Starts a command that stays, and ends it."""
-        command = [sys.executable, "-m", "gateway", *arguments]
-        with self.started(command, **environ) as running:
+        with self.doomed(None, *arguments, **environ) as running:
             yield running
+
+    @contextmanager
+    def doomed(self, death: Death | None, *arguments: str, **environ: str) -> Iterator["Running"]:
+        """Starts a command that dies at a step, if it is to."""
+        log = self._next_log()
+        process = Forked(
+            arguments,
+            directory=self.directory,
+            environ={**self.environ, **environ},
+            output=log,
+            errors=log,
+            death=death,
+        )
+        running = Running(process, log)
+        try:
+            yield running
+        finally:
+            running.end()
+
+    def _next_log(self) -> Path:
+        log = self.directory / f"{next(self._logs)}.log"
+        log.touch()
+        return log
 
     @contextmanager
     def started(self, command: Sequence[str], **environ: str) -> Iterator["Running"]:
         """Starts any program in the project's directory, and ends it."""
-        log = self.directory / f"{len(list(self.directory.glob('*.log')))}.log"
+        log = self._next_log()
         with log.open("wb") as sink:
             process = subprocess.Popen(
                 command,
@@ -134,15 +163,21 @@ class Project:
     @contextmanager
     def serve(self, **environ: str) -> Iterator["Serving"]:
         """A `serve` process on a free port, still starting."""
+        with self.doomed_serve(None, **environ) as serving:
+            yield serving
+
+    @contextmanager
+    def doomed_serve(self, death: Death | None, **environ: str) -> Iterator["Serving"]:
+        """One that dies at a step, if it is to."""
         port = free_port()
-        with self.process("serve", GATEWAY_PORT=str(port), **environ) as running:
+        with self.doomed(death, "serve", GATEWAY_PORT=str(port), **environ) as running:
             yield Serving(running, f"http://127.0.0.1:{port}")
 
 
 class Running:
     """A process of ours."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Forked, log: Path) -> None:
         self.process = process
         self._log = log
 

@@ -67,6 +67,7 @@ def make_route(name: str = "stripe", **changes: Any) -> Route:
         "types": None,
         "livemode": None,
         "replay": "refuse",
+        "spools": False,
         "retention": Retention(key=35 * DAY, payload=14 * DAY, dead=90 * DAY),
         "line": 1,
     }

@@ -144,10 +144,22 @@ def test_processes_may_end_before_they_are_killed(services: dict[str, Service]) 
 def test_data_is_kept_in_named_volumes(compose: dict[str, Any]) -> None:
     mounts = [
         volume.split(":")[0]
-        for name in ("postgres", "valkey")
+        for name in ("postgres", "valkey", "serve")
         for volume in compose["services"][name]["volumes"]
     ]
     assert mounts == list(compose["volumes"])
+
+
+def test_the_spool_stands_on_a_volume_that_the_image_can_write(
+    services: dict[str, Service], dockerfile: list[Instruction]
+) -> None:
+    [environment] = _arguments(dockerfile, "ENV")
+    [directory] = re.findall(r"GATEWAY_DATA_DIR=(\S+)", environment)
+    assert f"spool:{directory}" in services["serve"]["volumes"]
+    assert any(
+        "--owner=gateway" in command and command.endswith(directory)
+        for command in _arguments(dockerfile, "RUN")
+    )
 
 
 def test_the_image_does_not_run_as_root(dockerfile: list[Instruction]) -> None:

@@ -67,6 +67,7 @@ def test_the_pages_that_people_were_promised_are_there() -> None:
         "handlers.md",
         "ledger.md",
         "metrics.md",
+        "reliability.md",
     }
 
 

@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
     "ack_within, handlers, livemode, max_body, path, provider, receive_within, replay, retention,"
-    " secrets, tolerance, types"
+    " secrets, spool, tolerance, types"
 )
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 REFERENCE = "a reference: env:NAME (in capitals) or file:/path"
@@ -72,6 +72,7 @@ def a_route(**changes: Any) -> Route:
         "types": None,
         "livemode": None,
         "replay": ReplayPolicy.REFUSE,
+        "spools": False,
         "retention": Retention(
             key=timedelta(days=35), payload=timedelta(days=14), dead=timedelta(days=90)
         ),
@@ -103,6 +104,7 @@ def test_a_route_needs_only_a_provider_and_a_secret(tmp_path: Path) -> None:
                 secrets=(SecretRef(kind="env", target="B"),),
                 tolerance=None,
                 max_body=25 * 1024**2,
+                spools=True,
                 line=3,
             ),
         ),
@@ -129,11 +131,13 @@ def test_every_key_is_read(tmp_path: Path) -> None:
             receive_within: 5m
             types: ["payment_intent.*", "*"]
             livemode: false
+            spool: always
             retention: {key: 31d, payload: 0s, dead: 1d}
           hub:
             provider: github
             secrets: [env:A]
             replay: flag
+            spool: never
             max_body: 1000
             retention: {key: 4d}
         """,
@@ -158,10 +162,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         receive_within=timedelta(minutes=5),
         types=("payment_intent.*", "*"),
         livemode=False,
+        spools=True,
         retention=Retention(key=timedelta(days=31), payload=timedelta(0), dead=timedelta(days=1)),
         line=6,
     )
-    assert (hub.replay, hub.max_body) == (ReplayPolicy.FLAG, 1000)
+    assert (hub.replay, hub.spools, hub.max_body) == (ReplayPolicy.FLAG, False, 1000)
     assert hub.retention == Retention(
         key=timedelta(days=4), payload=timedelta(days=4), dead=timedelta(days=90)
     )
@@ -274,6 +279,7 @@ def test_a_value_that_a_route_cannot_have_is_refused(
             "at least 4d: github can deliver an event again for 3d, and a day more",
         ),
         ("replay: ignore", "replay", "'ignore'", "'refuse' or 'flag'"),
+        ("spool: true", "spool", "true", "'always' or 'never'"),
     ],
 )
 def test_a_value_that_the_provider_gives_no_ground_for_is_refused(
@@ -767,6 +773,7 @@ def test_the_json_schema_is_one_and_accepts_the_shipped_file() -> None:
     [
         *("tolerence: 5m", "tolerance: 5", "max_body: -1", "path: x", "types: []", "livemode: 1"),
         *("retention: {keys: 35d}", "handlers: a", "replay: ignore", "handlers: [a b]", "path:"),
+        "spool: sometimes",
     ],
 )
 def test_the_json_schema_refuses_what_the_check_refuses(line: str, tmp_path: Path) -> None:

@@ -38,11 +38,14 @@ def test_without_variables_the_defaults_hold() -> None:
         lease=timedelta(seconds=15),
         sweep=timedelta(seconds=5),
         grace=timedelta(seconds=30),
+        linger=timedelta(0),
         log_format="auto",
         log_level="info",
         concurrency=16,
+        max_connections=10_000,
         max_in_flight=512,
         max_buffered=256 * 1024**2,
+        spool_size=1024**3,
         queue_depth=1000,
         engines="auto",
         dev_secrets=None,
@@ -60,11 +63,14 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_LEASE": "1m30s",
         "GATEWAY_SWEEP": "100ms",
         "GATEWAY_GRACE": "0s",
+        "GATEWAY_LINGER": "5s",
         "GATEWAY_LOG_FORMAT": "json",
         "GATEWAY_LOG_LEVEL": "debug",
         "GATEWAY_CONCURRENCY": "1000",
+        "GATEWAY_MAX_CONNECTIONS": "16",
         "GATEWAY_MAX_IN_FLIGHT": "1",
         "GATEWAY_MAX_BUFFERED": "1GiB",
+        "GATEWAY_SPOOL_SIZE": "0B",
         "GATEWAY_QUEUE_DEPTH": "7",
         "GATEWAY_ENGINES": "wheels",
         "GATEWAY_DEV_SECRETS": "secrets.json",
@@ -80,10 +86,11 @@ def test_every_variable_is_read() -> None:
     assert (settings.host, settings.port) == ("::", 0)
     assert settings.lease == timedelta(seconds=90)
     assert settings.sweep == timedelta(milliseconds=100)
-    assert settings.grace == timedelta(0)
+    assert (settings.grace, settings.linger) == (timedelta(0), timedelta(seconds=5))
     assert (settings.log_format, settings.log_level) == ("json", "debug")
     assert (settings.concurrency, settings.max_in_flight, settings.queue_depth) == (1000, 1, 7)
-    assert settings.max_buffered == 1024**3
+    assert (settings.max_connections, settings.max_buffered) == (16, 1024**3)
+    assert settings.spool_size == 0
     assert settings.engines == "wheels"
     assert settings.dev_secrets == Path("secrets.json")
 

@@ -1,0 +1,49 @@
+"""Names for the moments between two steps, so that tests can kill a process at each of them.
+
+Nothing happens at a step unless a test has armed it in that very process: no setting and no
+variable reaches this module.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal, get_args
+
+Step = Literal[
+    "claim.verified",
+    "claim.committed",
+    "claim.answering",
+    "enqueue.sending",
+    "enqueue.sent",
+    "lease.taken",
+    "handler.starting",
+    "handler.returned",
+    "settle.committed",
+    "settle.apart",
+    "settle.settled",
+    "sweep.alive",
+    "sweep.renewed",
+    "sweep.reaped",
+    "replay.marked",
+    "spool.written",
+    "spool.synced",
+    "spool.adopted",
+    "spool.claimed",
+    "spool.removed",
+    "prune.held",
+    "prune.forgotten",
+    "prune.committed",
+]
+STEPS: Final[tuple[Step, ...]] = get_args(Step)
+
+_action: Callable[[Step], None] | None = None
+
+
+def reached(step: Step) -> None:
+    """Says that this process has come so far."""
+    if _action is not None:
+        _action(step)
+
+
+def arm(action: Callable[[Step], None]) -> None:
+    """For tests: what to do at every step from now on."""
+    global _action
+    _action = action

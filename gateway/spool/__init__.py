@@ -1,0 +1,1 @@
+"""Keeps acknowledged events on disk while the ledger is away."""

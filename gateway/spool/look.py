@@ -1,0 +1,41 @@
+"""What is in the spool, read from outside: by `gateway status`, whoever owns the files."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from gateway.spool.file import SUFFIX, TORN
+from gateway.spool.record import Kept, scan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """The spool of a data directory, of all processes that share it."""
+
+    events: int = 0
+    bytes: int = 0
+    oldest_at: datetime | None = None
+    set_aside: tuple[str, ...] = ()
+    """Files with bytes that could not be read: a person has to look at them."""
+
+
+def look_at(directory: Path) -> Stock:
+    """Counts what is there. A file may go while it is being read: then the ledger has it."""
+    events, size, moments = 0, 0, list[datetime]()
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        try:
+            end = path.stat().st_size
+            with path.open("rb") as stream:
+                for found in scan(stream, 0, end):
+                    if isinstance(found, Kept):
+                        events += 1
+                        moments.append(found.claim.received_at)
+        except FileNotFoundError:
+            continue
+        size += end
+    return Stock(
+        events=events,
+        bytes=size,
+        oldest_at=min(moments, default=None),
+        set_aside=tuple(str(path) for path in sorted(directory.glob(f"*{TORN}"))),
+    )

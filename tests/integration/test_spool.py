@@ -1,0 +1,318 @@
+"""The spool on a real disk, before a real ledger that is away and comes back."""
+
+import asyncio
+import errno
+import os
+import shutil
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import SpoolUnavailable, StorageUnavailable
+from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
+from gateway.model import ReplayPolicy
+from gateway.spool.file import SpoolFile
+from gateway.spool.look import look_at
+from gateway.spool.record import encode
+from gateway.spool.spool import Spool
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.waiting import until
+
+MIB = 1024 * 1024
+Take = Callable[[Claim], Awaitable[Claimed]]
+
+
+async def away(_: Claim) -> Claimed:
+    """A ledger that never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@asynccontextmanager
+async def spooling(
+    directory: Path, claim: Take = away, max_bytes: int = 64 * MIB
+) -> AsyncIterator[Spool]:
+    spool = Spool(directory, max_bytes=max_bytes, claim=claim)
+    await spool.start()
+    try:
+        yield spool
+    finally:
+        await spool.stop()
+
+
+@asynccontextmanager
+async def draining(directory: Path, url: str) -> AsyncIterator[Spool]:
+    claimer = Claimer(url, on_accepted=lambda _: None)
+    await claimer.start()
+    try:
+        async with spooling(directory, claimer.claim) as spool:
+            yield spool
+    finally:
+        await claimer.stop()
+
+
+async def keep(directory: Path, *claims: Claim) -> None:
+    """As a process would that ends before the ledger is back."""
+    async with spooling(directory) as spool:
+        for claim in claims:
+            await spool.keep(claim)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.suffix for path in directory.iterdir())
+
+
+async def test_what_was_kept_is_claimed_in_order_by_the_next_process(
+    tmp_path: Path, database_url: str, ledger: Reader
+) -> None:
+    claims = [make_claim(f"evt_{n:03}") for n in reversed(range(150))]
+    await keep(tmp_path / "spool", *claims)
+    assert look_at(tmp_path / "spool").events == 150
+    async with draining(tmp_path / "spool", database_url) as spool:
+        await until(lambda: not spool.events and not list((tmp_path / "spool").iterdir()))
+        await spool.wait_empty()
+    rows = await ledger.rows(
+        "select event_id, received_at, spooled from gateway.processed_events"
+        " join gateway.deliveries using (route, event_id) order by due_at, id"
+    )
+    assert [row["event_id"] for row in rows] == [c.envelope.id for c in claims]
+    assert all(row["spooled"] for row in rows)
+    assert [row["received_at"] for row in rows] == [c.received_at for c in claims]
+
+
+async def test_what_is_claimed_already_is_a_duplicate_and_the_file_goes(
+    tmp_path: Path, database_url: str, ledger: Reader
+) -> None:
+    claim = make_claim("evt_1")
+    await claim_all(database_url, [claim])
+    await keep(tmp_path / "spool", claim, claim)
+    async with draining(tmp_path / "spool", database_url):
+        await until(lambda: not list((tmp_path / "spool").iterdir()))
+    assert await ledger.statuses() == {"pending": 1}
+
+
+async def test_at_drain_a_refusal_of_the_replay_policy_becomes_a_flag(
+    tmp_path: Path, database_url: str, ledger: Reader
+) -> None:
+    first = make_claim("guid_1", body=b"{}", replay=ReplayPolicy.REFUSE)
+    again = make_claim("guid_2", body=b"{}", replay=ReplayPolicy.REFUSE)
+    await claim_all(database_url, [first])
+    await keep(tmp_path / "spool", again)
+    async with draining(tmp_path / "spool", database_url):
+        await until(lambda: not list((tmp_path / "spool").iterdir()))
+    row = await ledger.row("select * from gateway.processed_events where event_id = 'guid_2'")
+    assert (row["replay_of"], row["guard"], row["spooled"]) == ("guid_1", None, True)
+    assert await ledger.statuses() == {"pending": 2}
+    [refused] = await claim_all(
+        database_url, [make_claim("guid_3", body=b"{}", replay=ReplayPolicy.REFUSE)]
+    )
+    assert refused.verdict is Verdict.REPLAYED, "the guard holds for those that were not spooled"
+
+
+async def test_a_torn_tail_is_set_aside_and_the_rest_is_claimed(
+    tmp_path: Path, database_url: str, ledger: Reader
+) -> None:
+    directory = tmp_path / "spool"
+    await keep(directory, make_claim("evt_1"), make_claim("evt_2"))
+    [path] = directory.iterdir()
+    torn = encode(make_claim("evt_3"))[:-7]
+    with path.open("ab") as stream:
+        stream.write(torn)
+    async with draining(directory, database_url):
+        await until(lambda: files(directory) == [".torn"])
+    [piece] = directory.iterdir()
+    assert piece.read_bytes() == torn
+    assert look_at(directory).set_aside == (str(piece),)
+    assert await ledger.value("select array_agg(event_id order by 1) from gateway.deliveries") == [
+        "evt_1",
+        "evt_2",
+    ]
+
+
+async def test_a_living_owner_keeps_its_file(tmp_path: Path, database_url: str) -> None:
+    async with spooling(tmp_path / "spool") as owner:
+        await owner.keep(make_claim("evt_1"))
+        [path] = (tmp_path / "spool").iterdir()
+        assert SpoolFile.adopt(path) is None
+        async with draining(tmp_path / "spool", database_url) as other:
+            assert (owner.events, other.events) == (1, 0)
+    adopted = SpoolFile.adopt(path)
+    assert adopted is not None
+    adopted.close()
+
+
+async def test_a_file_that_was_removed_while_it_was_opened_is_not_adopted(tmp_path: Path) -> None:
+    await keep(tmp_path / "spool", make_claim())
+    [path] = (tmp_path / "spool").iterdir()
+    first = SpoolFile.adopt(path)
+    assert first is not None
+    path.with_suffix(".link").hardlink_to(path)
+    first.remove()
+    assert SpoolFile.adopt(path) is None
+
+
+async def test_a_file_that_was_never_finished_is_swept_up(
+    tmp_path: Path, database_url: str
+) -> None:
+    (tmp_path / "1.new").write_bytes(b"\0")
+    async with draining(tmp_path, database_url):
+        assert files(tmp_path) == []
+
+
+async def test_a_full_spool_refuses_and_takes_again_once_it_is_drained(
+    tmp_path: Path, database_url: str
+) -> None:
+    back = asyncio.Event()
+    claimer = Claimer(database_url, on_accepted=lambda _: None)
+    await claimer.start()
+
+    async def later(claim: Claim) -> Claimed:
+        await back.wait()
+        return await claimer.claim(claim)
+
+    async with spooling(tmp_path / "spool", later, max_bytes=3000) as spool:
+        await spool.keep(make_claim(body=b"x" * 2000))
+        with pytest.raises(SpoolUnavailable, match=r"full: 3KB \(GATEWAY_SPOOL_SIZE\)"):
+            await spool.keep(make_claim(body=b"x" * 2000))
+        assert spool.events == 1
+        back.set()
+        await spool.wait_empty()
+        await spool.keep(make_claim(body=b"x" * 2000))
+    await claimer.stop()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+async def test_a_disk_that_fails_refuses_and_nothing_that_was_promised_is_lost(
+    call: str, tmp_path: Path, database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = getattr(os, call)
+
+    def fail(descriptor: int, *content: memoryview) -> int:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return int(genuine(descriptor, *content) or 0)
+        if content:
+            genuine(descriptor, content[0][:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with spooling(tmp_path / "spool") as spool:
+        await spool.keep(make_claim("evt_1"))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, call, fail)
+            for _ in range(3):
+                with pytest.raises(SpoolUnavailable, match="No space left"):
+                    await spool.keep(make_claim())
+        await spool.keep(make_claim("evt_2"))
+        assert spool.events == 2
+    async with draining(tmp_path / "spool", database_url) as heir:
+        await until(lambda: not heir.events)
+        await heir.wait_empty()
+    claimed = await ledger.value("select array_agg(event_id) from gateway.processed_events")
+    assert {"evt_1", "evt_2"} <= set(claimed)
+
+
+async def test_a_directory_that_cannot_be_made_refuses(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with spooling(tmp_path / "file" / "spool") as spool:
+        with pytest.raises(SpoolUnavailable, match="Not a directory"):
+            await spool.keep(make_claim())
+
+
+async def test_what_the_ledger_refuses_stays_and_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.spool.spool.AGAIN_S", 0.02)
+    is_refusing = True
+    claimed = []
+
+    async def take(claim: Claim) -> Claimed:
+        if claim.envelope.id == "evt_1" and is_refusing:
+            raise StorageUnavailable("Postgres refused the event")
+        claimed.append(claim.envelope.id)
+        return Claimed(verdict=Verdict.ACCEPTED)
+
+    async with spooling(tmp_path / "spool", take) as spool:
+        await asyncio.gather(*(spool.keep(make_claim(f"evt_{n}")) for n in range(3)))
+        await until(lambda: spool.events == 1)
+        assert sorted(claimed) == ["evt_0", "evt_2"]
+        assert files(tmp_path / "spool") == [".spool"]
+        await spool.wait_empty()  # new events do not wait for what is refused
+        is_refusing = False
+        await until(lambda: not spool.events)
+        assert sorted(claimed) == ["evt_0", "evt_1", "evt_2"]
+
+
+async def test_writing_and_draining_at_once_loses_nothing(
+    tmp_path: Path, database_url: str, ledger: Reader
+) -> None:
+    """The file is removed whenever it was drained to its end, while others append to it."""
+    async with draining(tmp_path / "spool", database_url) as spool:
+
+        async def sender(name: int) -> None:
+            for n in range(60):
+                await spool.keep(make_claim(f"evt_{name}_{n}"))
+                await asyncio.sleep(0.001 * (n % 7))
+
+        await asyncio.gather(*map(sender, range(8)))
+        await spool.wait_empty()
+        assert spool.events == 0
+    assert await ledger.value("select count(*) from gateway.processed_events") == 480
+
+
+async def test_files_and_directory_are_private(tmp_path: Path) -> None:
+    await keep(tmp_path / "data" / "spool", make_claim())
+    [path] = (tmp_path / "data" / "spool").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+class PowerCut:
+    """What a disk would hold if the power went now: contents and names that were fsynced."""
+
+    def __init__(self, disk: Path, root: Path) -> None:
+        self._disk, self._root = disk, root
+        self._fsync = os.fsync
+        self._contents: dict[int, bytes] = {}
+
+    def fsync(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if place.is_dir():
+            self._sync_names(place)
+        else:
+            self._contents[place.stat().st_ino] = place.read_bytes()
+            mirrored = self._disk / place.relative_to(self._root)
+            if mirrored.exists():
+                mirrored.write_bytes(place.read_bytes())
+
+    def _sync_names(self, directory: Path) -> None:
+        if directory != self._root and not directory.is_relative_to(self._root):
+            return
+        mirror = self._disk / directory.relative_to(self._root)
+        if not mirror.exists():
+            return  # its own name was never made durable
+        for entry in directory.iterdir():
+            target = mirror / entry.name
+            if entry.is_dir():
+                target.mkdir(exist_ok=True)
+            elif not target.exists():
+                target.write_bytes(self._contents.get(entry.stat().st_ino, b""))
+        for target in mirror.iterdir():
+            if not (directory / target.name).exists():
+                shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+
+async def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, disk = tmp_path / "root", tmp_path / "disk"
+    root.mkdir()
+    disk.mkdir()
+    cut = PowerCut(disk, root)
+    monkeypatch.setattr(os, "fsync", cut.fsync)
+    async with spooling(root / "data" / "spool") as spool:
+        for n in range(5):
+            await spool.keep(make_claim(f"evt_{n}"))
+            assert look_at(disk / "data" / "spool").events == n + 1

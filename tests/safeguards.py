@@ -1,0 +1,232 @@
+"""Removes one safeguard at a time and watches the test go red that is there for it.
+
+`make safeguards` tries them all, each in a copy of this tree.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[1]
+COPIED: Final = ("gateway", "tests", "handlers", "config", "bench", "pyproject.toml")
+RED: Final = 1
+"""What pytest exits with when a test has failed, and not something else."""
+
+
+class Safeguard(NamedTuple):
+    """A piece of code that keeps a promise, what is left without it, and the test that tells."""
+
+    name: str
+    file: str
+    code: str
+    without: str
+    test: str
+
+
+SAFEGUARDS: Final = (
+    Safeguard(
+        "the answer waits for the commit",
+        "gateway/ledger/claims.py",
+        "        return await waiter.answer\n",
+        "        return Claimed(verdict=Verdict.ACCEPTED)\n",
+        "tests/e2e/test_http.py::test_what_cannot_be_made_durable_in_time_is_503",
+    ),
+    Safeguard(
+        "claims go in the order of their keys",
+        "gateway/ledger/queries.sql",
+        "    from input\n    order by route, event_id\n",
+        "    from input\n",
+        "tests/integration/test_state_machine.py::"
+        "test_crossed_batches_wait_for_each_other_and_never_deadlock",
+    ),
+    Safeguard(
+        "the same bytes under a fresh id are guarded against",
+        "gateway/ledger/queries.sql",
+        "case when replay is not null and replay_of is null then decode(digest, 'hex') end",
+        "null::bytea",
+        "tests/integration/test_claims.py::test_the_same_bytes_under_a_fresh_id_are_refused",
+    ),
+    Safeguard(
+        "the ledger is read, whatever the queue says",
+        "gateway/run/intake.py",
+        "        leases = await lease_due(self._leases, free, self._handlers, self._lease)\n",
+        "        leases: list[Lease] = []\n",
+        "tests/e2e/test_processes.py::test_flushall_loses_nothing",
+    ),
+    Safeguard(
+        "the fence: a settlement needs the token of its lease",
+        "gateway/ledger/migrations/0002_settle.sql",
+        "    where d.id = delivery_id and d.lease_token = token  -- which only a running one has\n",
+        "    where d.id = delivery_id\n",
+        "tests/integration/test_state_machine.py::"
+        "test_a_worker_that_comes_back_from_the_dead_leaves_no_trace",
+    ),
+    Safeguard(
+        "tokens are random: a lease that a crash of Postgres forgot is no other's",
+        "gateway/ledger/queries.sql",
+        "    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),\n",
+        "    set status = 'running', runs = d.runs + 1,"
+        " lease_token = md5(d.id || ' ' || d.runs)::uuid,\n",
+        "tests/integration/test_state_machine.py::"
+        "test_two_holders_of_one_lease_after_a_postgres_crash_leave_one_effect",
+    ),
+    Safeguard(
+        "effect and completion are a single transaction",
+        "gateway/ledger/sessions.py",
+        '        query = f"{last}; commit and chain" if chain else f"{last}; commit"\n',
+        '        query = f"commit; {last}"\n',
+        "tests/integration/test_run.py::test_a_handlers_write_and_its_completion_are_one_commit",
+    ),
+    Safeguard(
+        "the sweep takes back leases that ran out",
+        "gateway/sweep/sweeper.py",
+        "        reaped = await reap(self._ledger, REAP_LIMIT, self._lease)\n",
+        "        reaped: list[asyncpg.Record] = []\n",
+        "tests/e2e/test_failpoints.py::test_a_worker_dies[handler.starting]",
+    ),
+    Safeguard(
+        "a sweep renews its own leases before it takes back those of others",
+        "gateway/sweep/sweeper.py",
+        "        await self._renew()",
+        "        pass",
+        "tests/integration/test_run.py::"
+        "test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired",
+    ),
+    Safeguard(
+        "the heartbeat: a long handler keeps its lease",
+        "gateway/run/runner.py",
+        "        held = await renew(self._leases, leases, self._lease)\n",
+        "        held = {lease.token for lease in leases}\n",
+        "tests/integration/test_run.py::test_a_long_handler_keeps_its_lease",
+    ),
+    Safeguard(
+        "the server ends the open transaction of a stopped worker",
+        "gateway/ledger/sessions.py",
+        '            query = f"begin; set idle_in_transaction_session_timeout = {limit_ms}"\n',
+        '            query = "begin"\n',
+        "tests/integration/test_state_machine.py::"
+        "test_a_zombies_open_transaction_does_not_block_its_successor_for_ever",
+    ),
+    Safeguard(
+        "retention spares unfinished work",
+        "gateway/ledger/queries.sql",
+        "    where unfinished is not true\n",
+        "",
+        "tests/integration/test_state_machine.py::test_retention_never_deletes_acknowledged_work",
+    ),
+    Safeguard(
+        "a replay holds its event against a prune",
+        "gateway/ledger/queries.sql",
+        "    for key share of e\n",
+        "",
+        "tests/integration/test_retention.py::"
+        "test_a_replay_that_comes_first_saves_its_event_from_a_prune_that_waits",
+    ),
+    Safeguard(
+        "the fsync of the spool's file",
+        "gateway/spool/file.py",
+        '            reached("spool.written")\n            os.fsync(self._descriptor)\n',
+        "",
+        "tests/integration/test_spool.py::"
+        "test_what_was_acknowledged_survives_a_power_cut_at_any_moment",
+    ),
+    Safeguard(
+        "the fsync of the spool's directory",
+        "gateway/spool/file.py",
+        "            sync_directory(directory)\n            return cls(path, descriptor)\n",
+        "            return cls(path, descriptor)\n",
+        "tests/integration/test_spool.py::"
+        "test_what_was_acknowledged_survives_a_power_cut_at_any_moment",
+    ),
+    Safeguard(
+        "the checksum of a spooled record",
+        "gateway/spool/record.py",
+        "    if _checksum(lengths, facts, body) != head[-CHECKSUM_BYTES:]:\n        return None\n",
+        "",
+        "tests/unit/test_spool_records.py::"
+        "test_any_byte_that_changed_is_noticed_and_the_neighbours_are_kept",
+    ),
+    Safeguard(
+        "the lock on a spool file",
+        "gateway/spool/file.py",
+        "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "            if os.fstat(descriptor).st_nlink == 0:",
+        "            if os.fstat(descriptor).st_nlink == 0:",
+        "tests/integration/test_spool.py::test_a_living_owner_keeps_its_file",
+    ),
+    Safeguard(
+        "a spool file that is being written is not removed",
+        "gateway/spool/spool.py",
+        " if f.is_finished and f is not self._appending]",
+        " if f.is_finished]",
+        "tests/integration/test_spool.py::test_writing_and_draining_at_once_loses_nothing",
+    ),
+    Safeguard(
+        "what was acknowledged from the spool is flagged and not refused",
+        "gateway/ledger/claims.py",
+        " and not claim.spooled",
+        "",
+        "tests/integration/test_spool.py::"
+        "test_at_drain_a_refusal_of_the_replay_policy_becomes_a_flag",
+    ),
+)
+
+
+@contextmanager
+def removed(safeguard: Safeguard) -> Iterator[Path]:
+    """A copy of this tree without the safeguard."""
+    with tempfile.TemporaryDirectory(prefix="gateway-without-") as directory:
+        for name in COPIED:
+            source, target = ROOT / name, Path(directory) / name
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "results")
+                shutil.copytree(source, target, ignore=ignored)
+            else:
+                shutil.copy(source, target)
+        file = Path(directory) / safeguard.file
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace(safeguard.code, safeguard.without), encoding="utf-8")
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def run(test: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """The test, with the code of that directory in every process that it starts."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+    environ = {**os.environ, "PYTHONPATH": str(directory)}
+    return subprocess.run(
+        command, cwd=directory, env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def main() -> int:
+    """Tries those whose name contains what was asked for, or all."""
+    parser = argparse.ArgumentParser(prog="make safeguards", description=__doc__)
+    parser.add_argument("name", nargs="?", default="", help="only those with this in their name")
+    wanted = parser.parse_args().name
+    unnoticed = 0
+    for safeguard in SAFEGUARDS:
+        if wanted not in safeguard.name:
+            continue
+        with removed(safeguard) as directory:
+            ended = run(safeguard.test, directory)
+        is_red = ended.returncode == RED
+        unnoticed += not is_red
+        verdict = "red" if is_red else f"NOT RED (exit {ended.returncode})"
+        sys.stdout.write(f"{verdict:<8} without: {safeguard.name}\n         {safeguard.test}\n")
+        sys.stdout.flush()
+        if not is_red:
+            sys.stdout.write(ended.stdout[-2000:] + ended.stderr[-2000:])
+    sys.stdout.write(f"{unnoticed} of them went unnoticed\n")
+    return int(unnoticed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
