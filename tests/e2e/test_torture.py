@@ -1,0 +1,218 @@
+"""The short form of `make torture`, and the proof that its audit can fail and its seed repeats."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.torture.audit import BOUND_S, Result, Run, Sent, judge, render_markdown
+from tests.torture.evidence import Delivery, Evidence
+from tests.torture.faults import FAULTS
+from tests.torture.plan import HANDLERS, SHAPES, draw_event, draw_steps
+from tests.torture.record import CALM, Record, Window
+
+ROOT = Path(__file__).parents[2]
+FAULTS_OF_THE_SHORT_FORM = (
+    "kill-serve",
+    "kill-worker",
+    "term-worker",
+    "stop-worker",
+    "flushall",
+    "redis-restart",
+    "postgres-kill",
+    "kill-spooling",
+    "connections-terminated",
+    "cut-after-commit",
+)
+LEAST_ACKNOWLEDGED = 2_000
+EVENTS_PER_SECOND = 50
+
+
+@pytest.mark.timeout(300)
+def test_ten_faults_under_load_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
+    document = tmp_path / "result.json"
+    command = [sys.executable, "-m", "tests.torture", "--seed", "7", "--json", str(document)]
+    command += ["--events", str(LEAST_ACKNOWLEDGED), "--rate", str(EVENTS_PER_SECOND)]
+    command += ["--faults", ",".join(FAULTS_OF_THE_SHORT_FORM)]
+    ran = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    result = Result.from_json(json.loads(document.read_text(encoding="utf-8")))
+    assert {line.fault for line in result.lines} == {CALM, *FAULTS_OF_THE_SHORT_FORM}
+    assert result.totals.acknowledged >= LEAST_ACKNOWLEDGED
+    assert (result.totals.lost, result.totals.twice, result.problems) == (0, 0, [])
+
+
+def test_the_same_seed_gives_the_same_schedule_and_the_same_events() -> None:
+    def draw(seed: int) -> object:
+        steps = list(islice(draw_steps(seed, list(SHAPES)), 3))
+        return steps, [draw_event(seed, number) for number in range(500)]
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_every_fault_has_a_function_and_a_place_in_every_round() -> None:
+    assert SHAPES.keys() == FAULTS.keys()
+    for steps in islice(draw_steps(1, list(SHAPES)), 5):
+        assert {step.fault for step in steps} == SHAPES.keys()
+
+
+def test_the_audit_passes_what_is_whole() -> None:
+    result = audit(record(), evidence())
+    assert result.problems == []
+    assert [(line.fault, line.runs, line.acknowledged) for line in result.lines] == [
+        (CALM, 0, 1),
+        ("kill-worker", 1, 2),
+    ]
+    assert result.lines[1].recovery_s == 2.0
+
+
+def test_the_audit_tells_an_event_that_never_reached_the_ledger() -> None:
+    found = evidence()
+    del found.claimed["b"]
+    result = audit(record(), found)
+    assert result.totals.lost == 1
+    assert [line.lost for line in result.lines] == [0, 1]
+    assert "lost 1" in result.problems
+    assert "2 effects without a claim" in result.problems
+    assert result.offenders[0].startswith("b: acknowledged, but not in the ledger")
+
+
+def test_the_audit_tells_an_effect_that_never_came_and_shows_its_delivery() -> None:
+    found = evidence()
+    del found.effects["c", "count"]
+    result = audit(record(), found)
+    assert (result.totals.lost, result.totals.twice) == (1, 0)
+    assert result.offenders == [
+        "c: no effect of count [count done, 1 attempts; tally done, 1 attempts]"
+    ]
+
+
+def test_the_audit_tells_an_effect_that_came_twice() -> None:
+    found = evidence()
+    found.effects["a", "tally"] += 1
+    result = audit(record(), found)
+    assert (result.totals.lost, result.totals.twice) == (0, 1)
+    assert [line.twice for line in result.lines] == [1, 0]
+    assert "applied twice 1" in result.problems
+    assert "-1 in the tallies against their effects" in result.problems
+
+
+def test_the_audit_tells_a_recovery_that_took_too_long() -> None:
+    late = record()
+    late.seen["b", "tally"] = 12.0 + BOUND_S + 0.1
+    result = audit(late, evidence())
+    assert result.problems == [f"effects that took longer than {BOUND_S} s: kill-worker (1)"]
+    assert result.slowest[0].startswith("b: 10.1 s after kill-worker")
+
+
+def test_a_handler_that_fails_on_purpose_has_the_time_of_each_run() -> None:
+    late = record()
+    late.acknowledged["b"].fails["tally"] = 1
+    late.seen["b", "tally"] = 12.0 + BOUND_S + 0.1
+    assert audit(late, evidence()).problems == []
+    late.seen["b", "tally"] = 12.0 + 2 * BOUND_S + 0.1
+    assert len(audit(late, evidence()).problems) == 1
+
+
+def test_a_recovery_is_counted_from_the_end_of_an_overlapping_fault() -> None:
+    overlapped = record()
+    overlapped.windows[1].overlaps = True
+    overlapped.windows.append(
+        Window(fault="postgres-away", target="", started_at=13.0, ended_at=20.0)
+    )
+    overlapped.seen["b", "tally"] = 21.0
+    result = audit(overlapped, evidence())
+    assert {line.fault: line.recovery_s for line in result.lines}["kill-worker"] == 1.0
+
+
+def test_the_audit_tells_a_fault_that_did_not_run_unless_it_may_be_missing() -> None:
+    wanted = ["kill-worker", "full-disk"]
+    missing = {"full-disk": "not permitted"}
+    refused = audit(record(), evidence(), wanted=wanted, missing=missing)
+    assert refused.problems == ["not run: full-disk"]
+    allowed = audit(record(), evidence(), wanted=wanted, missing=missing, allow_missing=True)
+    assert allowed.problems == []
+
+
+def test_a_result_survives_json_and_becomes_a_page() -> None:
+    result = audit(record(), evidence())
+    again = Result.from_json(json.loads(json.dumps(result.as_json())))
+    page = render_markdown(again)
+    assert page == render_markdown(result)
+    assert "| kill-worker | 1 | 2 | 0 | 0 | 2.0 s |" in page
+    assert "**lost 0, applied twice 0, of 3 acknowledged events" in page
+
+
+def record() -> Record:
+    """Three events: one before the fault, two after its beginning."""
+    found = Record()
+    found.windows = [
+        Window(fault=CALM, target="", started_at=0.0, ended_at=0.0),
+        Window(fault="kill-worker", target="worker-1", started_at=10.0, ended_at=12.0),
+    ]
+    for event_id, acknowledged_at, seen_at in (("a", 5.0, 5.5), ("b", 11.0, 14.0), ("c", 20, 21)):
+        found.acknowledge(event_id, dict.fromkeys(HANDLERS, 0), acknowledged_at)
+        for handler in HANDLERS:
+            found.see(event_id, handler, seen_at)
+    return found
+
+
+def evidence() -> Evidence:
+    """What the ledger says when all is well with these three."""
+    return Evidence(
+        claimed=dict.fromkeys("abc", "stripe"),
+        effects=Counter({(event_id, handler): 1 for event_id in "abc" for handler in HANDLERS}),
+        tallies=3,
+        deliveries={
+            event_id: [done(event_id, handler) for handler in HANDLERS] for event_id in "abc"
+        },
+    )
+
+
+def done(event_id: str, handler: str) -> Delivery:
+    return Delivery(
+        event_id=event_id,
+        handler=handler,
+        status="done",
+        attempts=1,
+        error=None,
+        due_in_s=0,
+    )
+
+
+def audit(
+    record: Record,
+    evidence: Evidence,
+    *,
+    wanted: list[str] | None = None,
+    missing: dict[str, str] | None = None,
+    allow_missing: bool = False,
+) -> Result:
+    run = Run(
+        seed=1,
+        command="python -m tests.torture --seed 1",
+        date="2026-11-16",
+        machine="2 cores",
+        duration_s=30.0,
+        wanted=wanted or ["kill-worker"],
+        missing=missing or {},
+        allow_missing=allow_missing,
+    )
+    sent = Sent(
+        events=3,
+        held_back_s=0.0,
+        retries=0,
+        given_up=0,
+        duplicates=0,
+        duplicates_answered=0,
+        answers={"200 accepted": 3},
+        unexpected=[],
+    )
+    return judge(run, sent, record, evidence)

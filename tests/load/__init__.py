@@ -1,0 +1,1 @@
+"""More load than can be carried, and clients that mean harm."""

@@ -1,0 +1,1 @@
+"""Attacks the gateway on purpose, from a seed, and counts what was lost and what came twice."""

@@ -1,0 +1,184 @@
+"""From a seed, all that is going to happen: which fault, to whom, how long; what each event is."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+SEED: Final = 20261116
+
+SERVES: Final = ("serve-1", "serve-2")
+WORKERS: Final = ("worker-1", "worker-2")
+ROUTES: Final = {"stripe": 0.5, "github": 0.3, "billing": 0.2}
+HANDLERS: Final = ("count", "tally")
+SHARDS: Final = 16
+
+SLOW_COUNT: Final = 0.15
+SLOW_TALLY: Final = 0.02
+"""Fewer: they keep a row from the others for as long as they take."""
+SLOW_S: Final = (0.1, 1.0)
+FAILING: Final = 0.05
+MOST_FAILURES: Final = 2
+SAVEPOINT: Final = 0.2
+TWIN: Final = 0.03
+AGAIN: Final = 0.1
+AGAIN_S: Final = (0.2, 8.0)
+
+BURST: Final = 40
+LEAD_S: Final = (0.0, 0.15)
+PAUSE_S: Final = (1.0, 3.0)
+OVERLAP: Final = 0.3
+OVERLAP_S: Final = (0.1, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What may be drawn for a fault."""
+
+    targets: tuple[str, ...] = ("",)
+    hold_s: tuple[float, float] = (0.0, 0.0)
+    each: bool = False
+    """Whether every target gets a step of its own in every round."""
+
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    "kill-serve": Shape(targets=SERVES),
+    "term-serve": Shape(targets=SERVES),
+    "kill-worker": Shape(targets=WORKERS),
+    "term-worker": Shape(targets=WORKERS),
+    "kill-all": Shape(),
+    # Past the lease; about as long as Postgres lets the open transactions live.
+    "stop-worker": Shape(targets=WORKERS, hold_s=(4.0, 5.5), each=True),
+    "stop-serve": Shape(targets=SERVES, hold_s=(2.0, 4.0)),
+    "flushall": Shape(hold_s=(0.5, 1.5)),
+    "redis-restart": Shape(hold_s=(0.1, 1.0)),
+    "redis-unreachable": Shape(hold_s=(2.0, 4.0)),
+    "redis-hang": Shape(hold_s=(2.0, 5.0)),
+    "redis-full": Shape(hold_s=(2.0, 4.0)),
+    "postgres-kill": Shape(hold_s=(0.1, 1.0)),
+    "postgres-restart": Shape(),
+    "postgres-immediate": Shape(),
+    "postgres-away": Shape(hold_s=(4.0, 6.0)),
+    "kill-spooling": Shape(hold_s=(4.0, 6.0)),
+    "connections-terminated": Shape(hold_s=(0.5, 1.5)),
+    "cut-after-commit": Shape(hold_s=(1.5, 3.0)),
+    "slow-database": Shape(hold_s=(2.0, 4.0)),
+    "full-disk": Shape(hold_s=(3.0, 4.0)),
+    "clock-jump": Shape(
+        targets=("gateway +10m", "gateway -10m", "postgres +10m", "postgres -10m"),
+        hold_s=(3.0, 4.0),
+        each=True,
+    ),
+}
+"""Every fault by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One fault of the schedule."""
+
+    fault: str
+    target: str
+    lead_s: float
+    """From a burst of events to the fault."""
+    hold_s: float
+    pause_s: float
+    """From the recovery to the next fault, or from the end where the next one overlaps."""
+    overlaps: bool
+    """Whether the next fault is not kept waiting until everything has recovered; two at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEvent:
+    """One event, and how it is sent and handled."""
+
+    number: int
+    route: str
+    serve: int
+    """Which of the two is tried first."""
+    shard: int
+    count_slow_s: float
+    tally_slow_s: float
+    count_fails: int
+    tally_fails: int
+    savepoint: bool
+    twin: bool
+    """Sent to both `serve` processes at the same moment."""
+    again_after_s: float | None
+    """Sent once more, so long after it was acknowledged."""
+
+    @property
+    def id(self) -> str:
+        return event_id(self.route, self.number)
+
+    @property
+    def fails(self) -> dict[str, int]:
+        return {"count": self.count_fails, "tally": self.tally_fails}
+
+
+def event_id(route: str, number: int) -> str:
+    """Unique by its number; the route is said for whoever reads a log."""
+    return f"{route}_{number:07}"
+
+
+def draw_steps(seed: int, faults: Sequence[str]) -> Iterator[list[Step]]:
+    """Round after round, each with every one of these faults in an order of its own."""
+    for number in count():
+        dice = _dice(f"{seed} round {number}")
+        slots = [slot for fault in faults for slot in _slots(fault, dice)]
+        dice.shuffle(slots)
+        steps: list[Step] = []
+        for fault, target in slots:
+            after_overlap = bool(steps) and steps[-1].overlaps
+            steps.append(_step(fault, target, dice, may_overlap=not after_overlap))
+        yield steps
+
+
+def draw_event(seed: int, number: int) -> PlannedEvent:
+    """The event with this number: the same whenever it is drawn."""
+    dice = _dice(f"{seed} event {number}")
+    route = dice.choices(list(ROUTES), list(ROUTES.values()))[0]
+    return PlannedEvent(
+        number=number,
+        route=route,
+        serve=dice.randrange(len(SERVES)),
+        shard=dice.randrange(SHARDS),
+        count_slow_s=_slowness_s(dice, SLOW_COUNT),
+        tally_slow_s=_slowness_s(dice, SLOW_TALLY),
+        count_fails=_failures(dice),
+        tally_fails=_failures(dice),
+        savepoint=dice.random() < SAVEPOINT,
+        twin=dice.random() < TWIN,
+        again_after_s=round(dice.uniform(*AGAIN_S), 1) if dice.random() < AGAIN else None,
+    )
+
+
+def _slots(fault: str, dice: random.Random) -> list[tuple[str, str]]:
+    shape = SHAPES[fault]
+    targets = shape.targets if shape.each else (dice.choice(shape.targets),)
+    return [(fault, target) for target in targets]
+
+
+def _step(fault: str, target: str, dice: random.Random, *, may_overlap: bool) -> Step:
+    overlaps = dice.random() < OVERLAP and may_overlap
+    return Step(
+        fault=fault,
+        target=target,
+        lead_s=round(dice.uniform(*LEAD_S), 3),
+        hold_s=round(dice.uniform(*SHAPES[fault].hold_s), 2),
+        pause_s=round(dice.uniform(*(OVERLAP_S if overlaps else PAUSE_S)), 2),
+        overlaps=overlaps,
+    )
+
+
+def _slowness_s(dice: random.Random, share: float) -> float:
+    return round(dice.uniform(*SLOW_S), 2) if dice.random() < share else 0.0
+
+
+def _failures(dice: random.Random) -> int:
+    return dice.randint(1, MOST_FAILURES) if dice.random() < FAILING else 0
+
+
+def _dice(text: str) -> random.Random:
+    return random.Random(text)  # noqa: S311 (reproducible on purpose)

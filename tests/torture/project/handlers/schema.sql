@@ -1,0 +1,10 @@
+-- No unique key anywhere: an effect that is applied twice is two rows, and one too many in a tally.
+
+create table if not exists effects (
+    n        bigint generated always as identity primary key,
+    event_id text not null,
+    handler  text not null
+);
+
+create table if not exists tallies (shard integer primary key, n bigint not null default 0);
+insert into tallies (shard) select generate_series(0, 15) on conflict do nothing;
