@@ -10,7 +10,7 @@ from bench.figures import Sample
 from bench.generator import HOST, closed_loop, warm_up
 from bench.processes import Process
 from gateway.errors import CommandFailed
-from gateway.server import listen
+from gateway.receive.listening import listen
 
 PLAIN, STARLETTE, AGAIN, TEXTBOOK = "plain", "starlette", "starlette again", "textbook"
 GATEWAY, PAIR, POSTGRES = "gateway", "gateway x 2", "postgres"

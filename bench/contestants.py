@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from bench.requests import GITHUB_PATH, SECRET, STRIPE_PATH
 from gateway.providers import PROVIDERS
-from gateway.server import BACKLOG, KEEP_ALIVE_S
+from gateway.receive.listening import BACKLOG
+from gateway.server import KEEP_ALIVE_S
 
 POOL = 10
 INSERT = "insert into textbook (event_id, type, body) values ($1, $2, $3) on conflict do nothing"

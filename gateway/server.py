@@ -1,12 +1,7 @@
 """Puts `serve` together from the settings and runs it under uvicorn."""
 
-import asyncio
 import contextlib
-import resource
-import signal
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from types import FrameType
+from collections.abc import AsyncIterator
 from typing import Final
 
 import structlog
@@ -14,28 +9,22 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import Lifespan
 
-from gateway.errors import CommandFailed, StorageUnavailable
+from gateway.errors import StorageUnavailable
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import COMMAND_TIMEOUT_S, connect
 from gateway.ledger.migrate import check_version
 from gateway.project import Project, database_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
-from gateway.receive.acceptor import Acceptor
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.endpoint import Endpoint
+from gateway.receive.listening import Server, descriptors_for, listen
 from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import BoundedHttpProtocol, State
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
 
-BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
-OTHER_FILES: Final = 128
-"""Descriptors that are not a sender's connection: the ledger, Redis, the spool, modules."""
-
-LAST_TURNS: Final = 5
-"""Turns of the event loop before idle connections are closed: what has arrived on them is read."""
 
 log = structlog.get_logger("gateway.serve")
 
@@ -72,7 +61,7 @@ def build_app(project: Project, state: State) -> App:
 
     return App(
         endpoints,
-        readiness=_Readiness(check, spools=_spools(project), state=state),
+        readiness=Readiness(check, spools=_spools(project), is_stopping=lambda: state.stopping),
         metrics=metrics,
         lifespan=_lifespan(claimer, hand_off, spool),
     )
@@ -124,7 +113,7 @@ async def serve(project: Project) -> None:
     route spools, since its senders will not come back."""
     settings = project.settings
     state = State(
-        max_connections=_descriptors_for(settings.max_connections),
+        max_connections=descriptors_for(settings.max_connections),
         max_requests=settings.max_in_flight,
         max_bytes=settings.max_buffered,
     )
@@ -154,98 +143,3 @@ async def serve(project: Project) -> None:
     )
     log.info("serving", url=f"http://{host}:{port}", routes=[r.path for r in project.config.routes])
     await server.serve(sockets=[listener])
-
-
-class _Readiness(Readiness):
-    """Says no from the signal on, whatever the ledger says: a balancer shall look elsewhere."""
-
-    def __init__(self, check: Callable[[], Awaitable[None]], *, spools: bool, state: State) -> None:
-        super().__init__(check, spools=spools)
-        self._state = state
-
-    async def problem(self) -> str | None:
-        return "STOPPING" if self._state.stopping else await super().problem()
-
-
-class Server(uvicorn.Server):
-    """uvicorn's, but it may linger, and a signal that was obeyed is not raised again: exit code 0.
-
-    While it lingers it answers as before, except that it is not ready and that every answer is the
-    last one on its connection: a balancer goes elsewhere before anything here is closed.
-    """
-
-    def __init__(self, config: uvicorn.Config, *, state: State, linger_s: float) -> None:
-        super().__init__(config)
-        self.server_state = self._state = state
-        self._linger_s = linger_s
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, self.handle_exit, signum, None)
-        yield
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.started and self._linger_s and not self._state.stopping:
-            log.info("lingering", seconds=self._linger_s)
-            self._state.stop()
-            asyncio.get_running_loop().call_later(self._linger_s, self._stop_lingering)
-        else:
-            super().handle_exit(sig, frame)
-
-    def _stop_lingering(self) -> None:
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])
-        self._acceptors = [Acceptor(listener, self._make_protocol) for listener in sockets or []]
-        for acceptor in self._acceptors:
-            acceptor.start()
-
-    def _make_protocol(self) -> BoundedHttpProtocol:
-        return BoundedHttpProtocol(
-            config=self.config, server_state=self._state, app_state=self.lifespan.state
-        )
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._state.stop()
-        for acceptor in self._acceptors:
-            acceptor.stop()
-        for _ in range(LAST_TURNS):
-            await asyncio.sleep(0)
-        await super().shutdown(sockets=[])
-
-
-def _descriptors_for(connections: int) -> int:
-    """Raises the limit of this process as far as needed. Returns how many connections that allows.
-
-    Without any descriptor left, neither the ledger nor the spool could be opened again.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return connections
-    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    allowed = max(limit - OTHER_FILES, limit // 2)
-    if allowed < connections:
-        log.warning("few_descriptors", limit=limit, connections=allowed, wanted=connections)
-    return min(allowed, connections)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, so that a port in use is one clear line."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise CommandFailed(
-            f"cannot listen on {host}:{port}: {reason} (set GATEWAY_HOST or GATEWAY_PORT)"
-        ) from error
-    listener.listen(BACKLOG)
-    return listener

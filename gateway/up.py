@@ -28,8 +28,8 @@ from gateway.errors import CommandFailed, EngineFailed
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate, read_schema
 from gateway.project import database_url, load_project, redis_url
+from gateway.receive.listening import listen
 from gateway.routes import Config, load_config
-from gateway.server import listen
 from gateway.settings import Settings, load_settings
 
 CHILDREN: Final = ("serve", "worker")

@@ -31,8 +31,15 @@ log = structlog.get_logger("gateway.receive")
 class Readiness:
     """Whether the ledger can be reached and fits this code; asks at most once a second."""
 
-    def __init__(self, check: Callable[[], Awaitable[None]], *, spools: bool) -> None:
+    def __init__(
+        self,
+        check: Callable[[], Awaitable[None]],
+        *,
+        spools: bool,
+        is_stopping: Callable[[], bool],
+    ) -> None:
         self._check = check
+        self._is_stopping = is_stopping
         self.spools = spools
         """Whether some senders are served even while the ledger is away."""
         self._asking = asyncio.Lock()
@@ -41,6 +48,8 @@ class Readiness:
 
     async def problem(self) -> str | None:
         """A word for why this process is not ready; None where it is."""
+        if self._is_stopping():  # whatever the ledger says: the balancer shall look elsewhere
+            return "STOPPING"
         async with self._asking:
             if time.monotonic() - self._asked_at >= READY_FOR_S:
                 self._problem = await self._ask()

@@ -6,9 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from uuid import uuid4
 
-import asyncpg
 import pytest
 
 from tests.load.hostile import (
@@ -44,31 +42,6 @@ async def test_at_three_times_the_rate_the_excess_is_refused_and_nothing_is_lost
     assert (found.lost, found.repeated) == (0, 0)
 
 
-async def test_more_than_are_taken_at_once_are_refused_at_once(
-    project: Project, database_url: str
-) -> None:
-    seen = asyncio.Event()
-
-    async def keep_waiting() -> None:
-        while not seen.is_set():
-            await serving.post(*stripe_request(f"evt_{uuid4().hex}"))
-
-    async def is_refused() -> bool:
-        return (await serving.post(b"{}", {})).status_code == 503
-
-    with project.serve(GATEWAY_MAX_IN_FLIGHT="3") as serving:
-        await serving.ready()
-        blocker = await asyncpg.connect(database_url)
-        async with asyncio.TaskGroup() as waiting, blocker.transaction():
-            await blocker.execute("lock table gateway.processed_events in exclusive mode")
-            for _ in range(3):
-                waiting.create_task(keep_waiting())
-            await until(is_refused)
-            seen.set()
-        await blocker.close()
-        assert (await serving.post(*stripe_request("evt_1"))).status_code == 200
-
-
 async def test_slow_clients_and_those_that_never_read_are_cut_off(serving: Serving) -> None:
     port = port_of(serving)
     async with (
@@ -83,7 +56,8 @@ async def test_slow_clients_and_those_that_never_read_are_cut_off(serving: Servi
         await until(lambda: _established(port) <= GOOD_CONNECTIONS)
         await senders.answered(10)
     assert set(heads) == {b""}
-    assert all(answer.startswith(b"HTTP/1.1 408") for answer in bodies)
+    # One whose next byte meets the closed connection is reset before it can read the answer.
+    assert {answer[:12] for answer in bodies} - {b""} == {b"HTTP/1.1 408"}
 
 
 def _established(port: int) -> int:

@@ -13,8 +13,8 @@ import httpx
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from gateway.receive.listening import Server, listen
 from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
-from gateway.server import Server, listen
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Running, Serving, free_port, stripe_request
 from tests.support.proxy import haproxy

@@ -15,7 +15,6 @@ from redis.asyncio import Redis as RedisClient
 
 from gateway.ledger.connection import Connection
 from tests.support.waiting import until
-from tests.torture.clock import READ_EVERY_S
 from tests.torture.http import get_date
 from tests.torture.plan import SERVES, Step
 from tests.torture.stage import NotPossible, Stage
@@ -202,7 +201,6 @@ async def clock_jump(stage: Stage, step: Step) -> str:
     finally:
         clock.move(0)
     await _differs(stage, look, 0)
-    await asyncio.sleep(READ_EVERY_S)  # only the first process that was asked is known to be back
     return "moved and moved back"
 
 
