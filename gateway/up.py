@@ -254,8 +254,8 @@ class _Up:
         await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not ended.done():
-            grace_s = self._settings.grace.total_seconds() + STOP_MARGIN_S
-            await asyncio.wait({ended}, timeout=grace_s)
+            allowed = self._settings.linger + self._settings.grace
+            await asyncio.wait({ended}, timeout=allowed.total_seconds() + STOP_MARGIN_S)
         if not ended.done():
             process.kill()
         return await ended

@@ -485,6 +485,9 @@ async def test_what_cannot_be_made_durable_in_time_is_503(project: Project, ledg
 
 
 async def test_too_many_in_flight_is_503_at_once(project: Project) -> None:
+    routes = (project.directory / "config/routes.yaml").read_text()
+    patient = routes.replace("    handlers:", "    ack_within: 1m\n    handlers:")
+    project.write("config/routes.yaml", patient)
     with project.serve(GATEWAY_MAX_IN_FLIGHT="3") as serving:
         await serving.ready()
         blocker = await asyncpg.connect(project.environ["GATEWAY_DATABASE_URL"])
@@ -494,12 +497,13 @@ async def test_too_many_in_flight_is_503_at_once(project: Project) -> None:
 
         async with blocker.transaction():
             await blocker.execute("lock table gateway.processed_events in exclusive mode")
+            last = b"connection: close"
             held = [
-                asyncio.create_task(serving.post(*stripe_request(f"evt_{n}"))) for n in range(3)
+                asyncio.create_task(talk(serving, on_the_wire(new_id(), last))) for _ in range(3)
             ]
             await until(is_full)
         await blocker.close()
-        await asyncio.gather(*held)
+        assert all(answer.startswith(b"HTTP/1.1 200") for answer in await asyncio.gather(*held))
         assert (await serving.post(*stripe_request("evt_3"))).status_code == 200
 
 

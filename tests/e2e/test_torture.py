@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,14 @@ def test_every_fault_has_a_function_and_a_place_in_every_round() -> None:
     assert SHAPES.keys() == FAULTS.keys()
     for steps in islice(draw_steps(1, list(SHAPES)), 5):
         assert {step.fault for step in steps} == SHAPES.keys()
+
+
+def test_no_more_than_two_faults_are_ever_under_way() -> None:
+    for steps in islice(draw_steps(1, list(SHAPES)), 20):
+        overlaps = [step.overlaps for step in steps]
+        assert any(overlaps)
+        assert not any(map(all, pairwise(overlaps)))
+        assert not overlaps[-1]
 
 
 def test_the_audit_passes_what_is_whole() -> None:

@@ -238,6 +238,10 @@ where id = $1
 """
 
 
+GONE: Final = (*LOST, asyncpg.IdleInTransactionSessionTimeoutError)
+"""How a handler hears that the server has ended its connection."""
+
+
 class Fate(Enum):
     """What becomes of a batch of claims that is in and not committed yet."""
 
@@ -503,11 +507,13 @@ class Receiver:
         self._claimer: Claimer | None = None
         self._tasks: list[asyncio.Task[Claimed]] = []
         self._fate: asyncio.Future[Fate] | None = None
-        self.hints: list[int] = []
-        self.batch: list[Claim] = []
-        self.pid: int | None = None
-        self.is_paused = False
         self._inserted = asyncio.Event()
+        self.hints: list[int] = []
+        self.batch: Sequence[Claim] = ()
+        """The last one: what it crossed may have gone on by the time that it is looked at."""
+        self.pid: int | None = None
+        self.is_free = True
+        self.is_paused = False
 
     async def claim(self, claims: Sequence[Claim], *, hold: bool = False) -> None:
         """Starts a batch. To hold it is to keep it from committing."""
@@ -517,7 +523,7 @@ class Receiver:
                 self._stage.url, on_accepted=self.hints.extend, patience_s=PATIENCE_S
             )
             await self._claimer.start()
-        self.batch, self.pid = [*claims], None
+        self.batch, self.pid, self.is_free = claims, None, False
         self._inserted.clear()
         self._fate = asyncio.get_running_loop().create_future() if hold else None
         self._tasks = [asyncio.create_task(self._claimer.claim(claim)) for claim in claims]
@@ -569,7 +575,7 @@ class Receiver:
                 await self._check(claim, answer)
             elif not isinstance(answer, asyncio.CancelledError):
                 raise answer
-        self.batch = []
+        self.is_free = True
 
     async def _check(self, claim: Claim, answer: Claimed) -> None:
         """That the answer fits what was claimed, by whomever."""
@@ -595,7 +601,7 @@ class Receiver:
         if self._claimer is not None:
             await self._claimer.stop()
         self._claimer = self._fate = None
-        self.batch, self.is_paused = [], False
+        self.is_free, self.is_paused = True, False
 
 
 def guards_cross(one: Sequence[Claim], other: Sequence[Claim]) -> bool:
@@ -744,7 +750,7 @@ class Run:
         self.is_busy = True
         try:
             await self._write()
-        except LOST:
+        except GONE:
             await self.abandon()
         self.is_busy = False
 
@@ -783,7 +789,7 @@ class Run:
             self._end()
             self.worker.stage.refused.add(self.lease.token)
             await self.db.close()
-        except LOST:  # nothing is known: it will ask again
+        except GONE:  # nothing is known: it will ask again
             self.is_busy = False
             await self.abandon()
 
@@ -850,7 +856,7 @@ class Wish(NamedTuple):
         return make_claim(
             f"evt_{self.number}",
             route=self.route,
-            handlers=handlers[: self.number % (len(handlers) + 1)],
+            handlers=handlers[: 1 + self.number % len(handlers)] if self.number else (),
             body=str(self.body).encode(),
             replay=self.policy if self.route == "github" else None,
         )._replace(spooled=self.spooled)
@@ -867,7 +873,7 @@ def marked(these: Sequence[T], mask: int) -> list[T]:
 
 
 async def requests_come_in(stage: Stage, *, n: int, wishes: list[Wish], hold: bool) -> None:
-    for receiver in pick([r for r in stage.receivers if not r.batch], n):
+    for receiver in pick([r for r in stage.receivers if r.is_free], n):
         await receiver.claim([wish.claim() for wish in wishes], hold=hold)
 
 
@@ -978,18 +984,15 @@ async def postgres_crashes(stage: Stage, *, forget: int) -> None:
 
 ANY: Final = st.integers(0, 31)
 HOLD: Final = st.sampled_from([False, False, False, True])
-WISHES: Final = st.lists(
-    st.builds(
-        Wish,
-        route=st.sampled_from(["stripe", "github"]),
-        number=st.integers(0, 4),
-        body=st.integers(0, 2),
-        policy=st.sampled_from(ReplayPolicy),
-        spooled=st.sampled_from([False, False, True]),
-    ),
-    min_size=1,
-    max_size=6,
+WISH: Final = st.builds(
+    Wish,
+    route=st.sampled_from(["stripe", "github"]),
+    number=st.integers(0, 4),
+    body=st.integers(0, 2),
+    policy=st.sampled_from(ReplayPolicy),
+    spooled=st.sampled_from([False, False, True]),
 )
+WISHES: Final = st.lists(WISH, min_size=1, max_size=6)
 
 
 def often(times: int, step: Callable[..., Awaitable[None]], **arguments: Any) -> list[Any]:
@@ -997,20 +1000,21 @@ def often(times: int, step: Callable[..., Awaitable[None]], **arguments: Any) ->
 
 
 STEPS: Final = st.one_of(
-    *often(4, requests_come_in, n=ANY, wishes=WISHES, hold=HOLD),
-    *often(3, claims_go_on, n=ANY, fate=st.sampled_from(Fate)),
     *often(6, a_worker_leases, n=ANY, most=st.integers(1, 4), is_hinted=st.booleans(), hold=HOLD),
-    *often(2, a_worker_says_that_it_lives, n=ANY),
     *often(6, a_handler_works, n=ANY),
     *often(4, a_run_ends, n=ANY, ending=st.just("done"), hold=HOLD),
+    *often(2, a_run_ends, n=ANY, ending=st.just("dead"), hold=HOLD),
     *often(4, a_run_ends, n=ANY, ending=st.sampled_from(sorted(ENDINGS)), hold=HOLD),
     *often(3, leases_run_out, which=ANY),
     *often(3, a_sweep_takes_leases_back, hold=HOLD),
+    *often(7, a_transaction_ends, n=ANY, commit=st.booleans()),
+    *often(4, requests_come_in, n=ANY, wishes=WISHES, hold=HOLD),
+    *often(3, claims_go_on, n=ANY, fate=st.sampled_from(Fate)),
+    *often(2, a_worker_says_that_it_lives, n=ANY),
     *often(1, retries_fall_due),
     *often(3, events_grow_old, which=ANY, days=st.sampled_from([4, 8, 15])),
     *often(3, retention_forgets, hold=HOLD),
     *often(4, a_person_orders, n=ANY, order=st.sampled_from([replay, discard]), hold=HOLD),
-    *often(7, a_transaction_ends, n=ANY, commit=st.booleans()),
     *often(1, the_server_ends_an_idle_transaction, n=ANY),
     *often(1, postgres_crashes, forget=ANY),
 )
@@ -1028,7 +1032,7 @@ class Exploration(RuleBasedStateMachine):
         super().__init__()
         self.is_sound = True
 
-    @initialize(wishes=WISHES)
+    @initialize(wishes=st.lists(WISH, min_size=4, max_size=8))
     def begin(self, wishes: list[Wish]) -> None:
         self.take(partial(requests_come_in, n=0, wishes=wishes, hold=False))
 
@@ -1201,6 +1205,20 @@ async def test_a_zombies_open_transaction_does_not_block_its_successor_for_ever(
     await stage.check()
     assert (zombie.status, successor.status) == (None, Status.DONE)
     assert await stage.ledger.effects() == 1
+
+
+async def test_a_delivery_that_loses_its_worker_every_time_is_dead_in_the_end(
+    stage: Stage,
+) -> None:
+    await claim(stage, make_claim("evt_1", handlers=["count"]))
+    for _ in range(LOSSES):
+        await lease(stage.workers[0])
+        await leases_run_out(stage)
+        await a_sweep_takes_leases_back(stage)
+        await stage.check()
+    delivery = await stage.ledger.delivery()
+    assert (delivery["status"], delivery["losses"], delivery["attempts"]) == ("dead", LOSSES, 0)
+    assert delivery["error"].startswith("WORKER_LOST")
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.RUNNING, Status.DEAD])

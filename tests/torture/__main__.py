@@ -17,6 +17,7 @@ from rich.console import Console
 
 from tests.torture.attack import Options, attack
 from tests.torture.audit import Result
+from tests.torture.page import publish
 from tests.torture.plan import SEED, SHAPES
 from tests.torture.report import make_console, print_result
 
@@ -42,6 +43,8 @@ def main() -> None:
     print_result(console, result)
     if options.json is not None:
         options.json.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
+    if options.publish:
+        publish(result)
     sys.exit(1 if result.problems else 0)
 
 
@@ -83,7 +86,7 @@ def _reproducing(options: argparse.Namespace) -> list[str]:
     found = ["--seed", str(options.seed)]
     if options.seconds:
         found += ["--seconds", f"{options.seconds:g}"]
-    if options.events != EVENTS:
+    if options.events != _default_events(options.seconds):
         found += ["--events", str(options.events)]
     if options.rate != RATE:
         found += ["--rate", f"{options.rate:g}"]
@@ -128,6 +131,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help=f"new events a second; default {RATE:g}",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole result there")
+    parser.add_argument(
+        "--publish", action="store_true", help="write the audit into docs/reliability.md"
+    )
     parser.add_argument("--keep", action="store_true", help="leave all logs and data, say where")
     parser.add_argument(
         "--allow-missing",
@@ -136,8 +142,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if options.events is None:
-        options.events = 0 if options.seconds else EVENTS
+        options.events = _default_events(options.seconds)
     return options
+
+
+def _default_events(seconds: float) -> int:
+    return 0 if seconds else EVENTS
 
 
 def _seed(text: str) -> int:

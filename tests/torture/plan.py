@@ -129,9 +129,10 @@ def draw_steps(seed: int, faults: Sequence[str]) -> Iterator[list[Step]]:
         slots = [slot for fault in faults for slot in _slots(fault, dice)]
         dice.shuffle(slots)
         steps: list[Step] = []
-        for fault, target in slots:
-            after_overlap = bool(steps) and steps[-1].overlaps
-            steps.append(_step(fault, target, dice, may_overlap=not after_overlap))
+        for place, (fault, target) in enumerate(slots, 1):
+            is_second = bool(steps) and steps[-1].overlaps
+            may_overlap = not is_second and place < len(slots)
+            steps.append(_step(fault, target, dice, may_overlap=may_overlap))
         yield steps
 
 
