@@ -11,7 +11,13 @@ from starlette.types import Lifespan
 
 from gateway.errors import StorageUnavailable
 from gateway.ledger.claims import Claimer
-from gateway.ledger.connection import COMMAND_TIMEOUT_S, connect
+from gateway.ledger.connection import (
+    COMMAND_TIMEOUT_S,
+    LOST,
+    close_quietly,
+    connect,
+    describe,
+)
 from gateway.ledger.migrate import check_version
 from gateway.project import Project, database_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
@@ -57,11 +63,16 @@ def build_app(project: Project, state: State) -> App:
     async def check() -> None:
         if not claimer.working:
             raise StorageUnavailable("a claim flusher has ended")
+        if spool is not None and not spool.working:
+            raise StorageUnavailable("a part of the spool has ended")
         await check_ledger(url)
+
+    def can_spool() -> bool:
+        return _spools(project) and spool is not None and spool.working and claimer.working
 
     return App(
         endpoints,
-        readiness=Readiness(check, spools=_spools(project), is_stopping=lambda: state.stopping),
+        readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
         lifespan=_lifespan(claimer, hand_off, spool),
     )
@@ -104,8 +115,10 @@ async def check_ledger(url: str) -> None:
     connection = await connect(url, name="gateway check")
     try:
         await check_version(connection)
+    except LOST as error:
+        raise StorageUnavailable(f"Postgres does not answer: {describe(error)}") from error
     finally:
-        await connection.close()
+        await close_quietly(connection)
 
 
 async def serve(project: Project) -> None:

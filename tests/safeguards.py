@@ -164,8 +164,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a spool file that is being written is not removed",
         "gateway/spool/spool.py",
-        " if f.is_finished and f is not self._appending]",
-        " if f.is_finished]",
+        "            if not file.is_finished or file is self._appending:\n",
+        "            if not file.is_finished:\n",
         "tests/integration/test_spool.py::test_writing_and_draining_at_once_loses_nothing",
     ),
     Safeguard(

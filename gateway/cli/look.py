@@ -73,8 +73,8 @@ def _print_status(report: Report) -> None:
     else:
         out.print(f"{printable(report.postgres)} · Redis {redis}", style="red", markup=False)
     out.print(f"Spool    {_spool_line(report.spool)}", markup=False)
-    for piece in report.spool.set_aside:
-        out.print(f"         could not be read, set aside: {printable(piece)}", markup=False)
+    for piece in report.spool.unreadable:
+        out.print(f"         could not be read: {printable(piece)}", markup=False)
     if report.postgres is not None:
         return
     out.print()

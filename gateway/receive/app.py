@@ -23,6 +23,9 @@ from gateway.receive.protocol import take_reply
 READY_FOR_S: Final = 1.0
 """How long an answer of the readiness check stands, so that asking often costs nothing."""
 
+ANSWER_WITHIN_S: Final = 2.0
+"""Less than a balancer waits."""
+
 UNREACHABLE: Final = "LEDGER_UNREACHABLE"
 
 log = structlog.get_logger("gateway.receive")
@@ -35,12 +38,12 @@ class Readiness:
         self,
         check: Callable[[], Awaitable[None]],
         *,
-        spools: bool,
+        can_spool: Callable[[], bool],
         is_stopping: Callable[[], bool],
     ) -> None:
         self._check = check
         self._is_stopping = is_stopping
-        self.spools = spools
+        self.can_spool = can_spool
         """Whether some senders are served even while the ledger is away."""
         self._asking = asyncio.Lock()
         self._asked_at = -READY_FOR_S
@@ -58,7 +61,8 @@ class Readiness:
 
     async def _ask(self) -> str | None:
         try:
-            await self._check()
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                await self._check()
         except (GatewayError, *TROUBLE) as error:
             log.warning("not_ready", reason=str(error))  # not in the answer: strangers may ask
             return "SCHEMA_MISMATCH" if isinstance(error, SchemaMismatch) else UNREACHABLE
@@ -97,7 +101,7 @@ def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette])
         problem = await readiness.problem()
         if problem is None:
             return JSONResponse({"status": "ready"})
-        if problem == UNREACHABLE and readiness.spools:
+        if problem == UNREACHABLE and readiness.can_spool():
             # Taken out by the balancer, it would lose what only it can keep.
             return JSONResponse({"status": "spooling", "reason": problem})
         return JSONResponse({"status": "not ready", "reason": problem}, status_code=503)

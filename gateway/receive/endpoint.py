@@ -161,7 +161,7 @@ class Endpoint:
 
     async def _make_durable(self, claim: Claim) -> Claimed:
         """In the ledger; or on the disk, where the ledger does not answer and the route spools."""
-        if self._spool is None:
+        if self._spool is None or not self._spool.working:
             return await self._claimer.claim(claim)
         if not (self._claimer.is_away or self._spool.is_behind):
             try:

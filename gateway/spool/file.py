@@ -3,8 +3,9 @@
 import contextlib
 import fcntl
 import os
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,12 @@ TORN: Final = ".torn"
 
 CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 PRIVATE: Final = 0o600
+ADOPT_AT_ONCE: Final = 16
 WINDOW_ROWS: Final = 64
 WINDOW_BYTES: Final = 8 * 1024 * 1024
+
+Span = tuple[int, int]
+"""From where to where in a file."""
 
 
 class SpoolFile:
@@ -39,10 +44,12 @@ class SpoolFile:
         self.waiting = 0
         """Records that the ledger does not have yet."""
         self.oldest_at: datetime | None = None
-        self.left: list[Kept] = []
-        """Records that were read, and that the ledger would not take."""
+        self.left: list[Span] = []
+        """Where the records are that were read, and that the ledger would not take."""
         self.is_sealed = False
         """Nothing more is appended."""
+        self.is_stuck = False
+        """It could not be read when that was last tried."""
         self.damaged: list[Damaged] = []
 
     @classmethod
@@ -55,30 +62,38 @@ class SpoolFile:
         name = f"{time.time_ns():020d}-{uuid4().hex[:8]}"
         new = directory / (name + UNFINISHED)
         descriptor = os.open(new, CREATE | os.O_EXCL, PRIVATE)
+        path = directory / (name + SUFFIX)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path = new.rename(directory / (name + SUFFIX))
+            new.rename(path)
             sync_directory(directory)
             return cls(path, descriptor)
         except OSError:
             os.close(descriptor)
+            for made in (new, path):
+                made.unlink(missing_ok=True)
             raise
 
     @classmethod
     def adopt(cls, path: Path) -> "SpoolFile | None":
         """A file whose owner is gone; None where it lives, or where somebody was faster."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink == 0:  # drained and removed since it was opened
                 raise BlockingIOError
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError("not a file")
+            file = cls(path, descriptor)
         except BlockingIOError:
             os.close(descriptor)
             return None
-        file = cls(path, descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
         file.is_sealed = True
         return file
 
@@ -109,16 +124,19 @@ class SpoolFile:
             self._count(moment)
 
     def next_window(self) -> list[Kept]:
-        """The next few records, and those that were left before them."""
-        window, self.left = self.left, []
-        size = 0
-        for found in scan(self._stream, self.read_to, self.size):
-            if isinstance(found, Kept):
-                size += found.end - found.offset
-                if window and (size > WINDOW_BYTES or len(window) >= WINDOW_ROWS):
-                    break
-                window.append(found)
-            self.read_to = found.end
+        """The next few records, those first that were left. Nothing has changed if it raises."""
+        found = [item for span in self.left[:WINDOW_ROWS] for item in scan(self._stream, *span)]
+        read_to, size = self.read_to, 0
+        for item in scan(self._stream, self.read_to, self.size):
+            if len(found) >= WINDOW_ROWS or size > WINDOW_BYTES:
+                break
+            found.append(item)
+            read_to, size = item.end, size + item.end - item.offset
+        window = [item for item in found if isinstance(item, Kept)]
+        self.damaged += [
+            item for item in found if isinstance(item, Damaged) and item not in self.damaged
+        ]
+        self.left, self.read_to = self.left[WINDOW_ROWS:], read_to
         self.oldest_at = window[0].claim.received_at if window else None
         return window
 
@@ -158,17 +176,37 @@ class SpoolFile:
         sync_directory(self.path.parent)
 
 
-def adopt_all(directory: Path) -> Iterator[SpoolFile]:
-    """The files of processes that are gone, oldest first."""
-    for unfinished in directory.glob(f"*{UNFINISHED}"):
-        abandoned = SpoolFile.adopt(unfinished)
-        if abandoned is not None:
-            abandoned.remove()
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
-        file = SpoolFile.adopt(path)
+def adopt_all(directory: Path, complain: Callable[[Path, OSError], None]) -> list[SpoolFile]:
+    """The files of processes that are gone, oldest first, a few at a time. One that cannot be read
+    does not keep back the others."""
+    adopted: list[SpoolFile] = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if path.suffix not in {SUFFIX, UNFINISHED} or len(adopted) >= ADOPT_AT_ONCE:
+            continue
+        try:
+            file = _adopt(path)
+        except OSError as error:
+            complain(path, error)
+            continue
         if file is not None:
-            file.take_stock()
-            yield file
+            adopted.append(file)
+    return adopted
+
+
+def _adopt(path: Path) -> SpoolFile | None:
+    file = SpoolFile.adopt(path)
+    if file is None:
+        return None
+    try:
+        file.take_stock()
+        if path.suffix == UNFINISHED or not file.size:  # nothing in it was ever acknowledged
+            file.damaged.clear()
+            file.remove()
+            return None
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def sync_directory(directory: Path) -> None:

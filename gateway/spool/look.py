@@ -15,15 +15,18 @@ class Stock:
     events: int = 0
     bytes: int = 0
     oldest_at: datetime | None = None
-    set_aside: tuple[str, ...] = ()
-    """Files with bytes that could not be read: a person has to look at them."""
+    unreadable: tuple[str, ...] = ()
+    """Set aside, or not to be read at all: a person has to look at them."""
 
 
 def look_at(directory: Path) -> Stock:
     """Counts what is there. A file may go while it is being read: then the ledger has it."""
     events, size, moments = 0, 0, list[datetime]()
+    unreadable = list(directory.glob(f"*{TORN}"))
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
+            if not path.is_file():
+                raise OSError("not a file")
             end = path.stat().st_size
             with path.open("rb") as stream:
                 for found in scan(stream, 0, end):
@@ -32,10 +35,13 @@ def look_at(directory: Path) -> Stock:
                         moments.append(found.claim.received_at)
         except FileNotFoundError:
             continue
+        except OSError:
+            unreadable.append(path)
+            continue
         size += end
     return Stock(
         events=events,
         bytes=size,
         oldest_at=min(moments, default=None),
-        set_aside=tuple(str(path) for path in sorted(directory.glob(f"*{TORN}"))),
+        unreadable=tuple(map(str, sorted(unreadable))),
     )

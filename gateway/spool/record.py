@@ -24,6 +24,10 @@ HEAD_BYTES: Final = len(MAGIC) + LENGTHS.size + CHECKSUM_BYTES
 CHUNK_BYTES: Final = 1024 * 1024
 
 
+class Unreadable(OSError):
+    """A whole record that this code does not understand: another version wrote it."""
+
+
 class Kept(NamedTuple):
     """A whole record and where it ends."""
 
@@ -89,7 +93,10 @@ def _read(stream: BinaryIO, offset: int, end: int) -> Kept | None:
     facts, body = stream.read(facts_bytes), stream.read(body_bytes)
     if _checksum(lengths, facts, body) != head[-CHECKSUM_BYTES:]:
         return None
-    return Kept(_claim(orjson.loads(facts), body), offset, record_end)
+    try:
+        return Kept(_claim(orjson.loads(facts), body), offset, record_end)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"the record at {offset} was written by another version") from error
 
 
 def _next_record(stream: BinaryIO, offset: int, end: int) -> int:

@@ -14,7 +14,7 @@ from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed
 from gateway.ledger.connection import describe
 from gateway.notation.quantities import format_size
-from gateway.spool.file import SpoolFile, adopt_all
+from gateway.spool.file import Span, SpoolFile, adopt_all
 from gateway.spool.record import Kept, encode
 
 SPOOL_DIRECTORY: Final = "spool"
@@ -59,6 +59,8 @@ class Spool:
         self._appending: SpoolFile | None = None
         """Holds more than its `size` says, so that it must not be removed."""
         self._is_failing = False
+        self.working = True
+        """False once a part of it ended on an error that nobody foresaw."""
 
     @property
     def events(self) -> int:
@@ -79,7 +81,7 @@ class Spool:
     @property
     def is_behind(self) -> bool:
         """Whether more waits here than a request should wait for."""
-        return self.events > FEW
+        return sum(file.waiting - len(file.left) for file in self._files) > FEW
 
     async def start(self) -> None:
         await self._adopt()
@@ -91,6 +93,13 @@ class Spool:
                 (self._adopt_forever, "spool adopt"),
             )
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.working = False
+        if not task.cancelled():
+            log.error("spool_ended", task=task.get_name(), error=repr(task.exception()))
 
     async def stop(self) -> None:
         """Lets go of the files; what is in them waits for the next process."""
@@ -112,6 +121,8 @@ class Spool:
 
     async def keep(self, claim: Claim) -> None:
         """Returns when the event is on the disk. Raises SpoolUnavailable where it cannot be."""
+        if not self.working:
+            raise SpoolUnavailable("a part of the spool has ended")
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((claim, kept))
         self._to_write.set()
@@ -136,10 +147,10 @@ class Spool:
         return batch
 
     async def _write(self, batch: Sequence[tuple[Claim, asyncio.Future[None]]]) -> None:
-        records = b"".join(encode(claim) for claim, _ in batch)
         try:
+            records = b"".join(encode(claim) for claim, _ in batch)
             await self._append(records, [claim.received_at for claim, _ in batch])
-        except (OSError, SpoolUnavailable) as error:
+        except (OSError, SpoolUnavailable, TypeError) as error:
             self._note_failing(error)
             for _, kept in batch:
                 if not kept.done():
@@ -158,12 +169,18 @@ class Spool:
         if file is None:
             file = await self._on_disk(lambda: SpoolFile.create(self._directory))
             self._files.append(file)
-            log.warning("spooling", file=str(file.path))
+            if not self._is_failing:
+                log.warning("spooling", file=str(file.path))
         self._empty.clear()
         self._appending = file
         try:
             await self._on_disk(lambda: file.append(records))
             file.promise(len(records), received_at)
+        except OSError:
+            if not file.size:  # nothing was promised in it, and there may be many more like it
+                self._files.remove(file)
+                await self._on_disk(file.remove)
+            raise
         finally:
             self._appending = None
             self._to_drain.set()  # also where it failed: the file has to be put away
@@ -179,21 +196,10 @@ class Spool:
             await self._adopt()
 
     async def _adopt(self) -> None:
-        try:
-            adopted = await self._on_disk(lambda: list(adopt_all(self._directory)))
-        except OSError as error:
-            log.error("spool_unreadable", error=describe(error))
-            return
+        adopted = await self._on_disk(lambda: adopt_all(self._directory, _unreadable))
         for file in adopted:
             log.warning("spool_adopted", file=str(file.path), events=file.waiting)
-            for damaged in file.damaged:
-                log.error(
-                    "spool_damaged",
-                    file=str(file.path),
-                    offset=damaged.offset,
-                    bytes=damaged.end - damaged.offset,
-                    note="set aside: torn by a crash before it was acknowledged, or by the disk",
-                )
+            _tell_damaged(file, 0)
             reached("spool.adopted")
         if adopted:
             self._files = sorted([*self._files, *adopted], key=lambda file: file.path.name)
@@ -207,30 +213,51 @@ class Spool:
             for file in list(self._files):
                 await self._drain(file)
             await self._put_away()
-            if any(file.left or file.is_finished for file in self._files):
-                await asyncio.sleep(AGAIN_S)
-                self._to_drain.set()
+            if any(file.left or file.is_stuck or file.is_finished for file in self._files):
+                asyncio.get_running_loop().call_later(AGAIN_S, self._to_drain.set)
 
     async def _drain(self, file: SpoolFile) -> None:
-        left: list[Kept] = []
+        """Until the ledger has all of it, or would not take any of the next few."""
+        left: list[Span] = []
+        file.is_stuck = False
         while not file.is_finished:
-            window = await self._on_disk(file.next_window)
-            answers = await asyncio.gather(
-                *(self._claim(kept.claim) for kept in window), return_exceptions=True
-            )
-            reached("spool.claimed")
-            for kept, answer in zip(window, answers, strict=True):
-                if isinstance(answer, Claimed):
-                    file.waiting -= 1
-                    _tell(kept.claim, answer)
-                else:
-                    left.append(kept)
-                    log.error("spooled_event_refused", file=str(file.path), **_fields(kept.claim))
-        file.left = left
+            known = len(file.damaged)
+            try:
+                window = await self._on_disk(file.next_window)
+            except OSError as error:
+                _unreadable(file.path, error)
+                file.is_stuck = True
+                break
+            _tell_damaged(file, known)
+            refused = await self._claim_all(file, window)
+            left += refused
+            if refused and len(refused) == len(window):
+                break
+        file.left = [*left, *file.left]
+
+    async def _claim_all(self, file: SpoolFile, window: Sequence[Kept]) -> list[Span]:
+        """Returns where those are that were refused."""
+        answers = await asyncio.gather(
+            *(self._claim(kept.claim) for kept in window), return_exceptions=True
+        )
+        reached("spool.claimed")
+        refused: list[Span] = []
+        for kept, answer in zip(window, answers, strict=True):
+            if isinstance(answer, Claimed):
+                file.waiting -= 1
+                _tell(kept.claim, answer)
+            else:
+                refused.append((kept.offset, kept.end))
+        if refused:
+            log.error("spooled_events_refused", file=str(file.path), events=len(refused))
+        return refused
 
     async def _put_away(self) -> None:
         """Removes the files that the ledger has all of."""
-        for file in [f for f in self._files if f.is_finished and f is not self._appending]:
+        for file in list(self._files):
+            if not file.is_finished or file is self._appending:
+                continue
+            file.is_sealed = True  # whatever becomes of the removal: nothing more is appended
             self._files.remove(file)
             try:
                 await self._on_disk(file.remove)
@@ -238,7 +265,7 @@ class Spool:
                 log.error("spool_not_removed", file=str(file.path), error=describe(error))
                 self._files.append(file)
             reached("spool.removed")
-        is_drained = all(file.waiting == len(file.left) for file in self._files)
+        is_drained = all(f.is_stuck or f.waiting == len(f.left) for f in self._files)
         if is_drained and self._appending is None:
             self._empty.set()
 
@@ -253,6 +280,21 @@ def _tell(claim: Claim, claimed: Claimed) -> None:
     elif claimed.first_event_id is not None:
         log.warning("event_flagged", replay_of=claimed.first_event_id, **fields)
     log.info(f"spooled_event_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
+
+
+def _tell_damaged(file: SpoolFile, known: int) -> None:
+    for damaged in file.damaged[known:]:
+        log.error(
+            "spool_damaged",
+            file=str(file.path),
+            offset=damaged.offset,
+            bytes=damaged.end - damaged.offset,
+            note="set aside: a tail was torn by a crash before it was acknowledged; else, the disk",
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> None:
+    log.error("spool_unreadable", file=str(path), error=describe(error))
 
 
 def _fields(claim: Claim) -> dict[str, str]:

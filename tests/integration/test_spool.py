@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import stat
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
 from gateway.model import ReplayPolicy
 from gateway.spool.file import SpoolFile
 from gateway.spool.look import look_at
-from gateway.spool.record import encode
+from gateway.spool.record import MAGIC, Kept, encode
 from gateway.spool.spool import Spool
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -125,7 +127,7 @@ async def test_a_torn_tail_is_set_aside_and_the_rest_is_claimed(
         await until(lambda: files(directory) == [".torn"])
     [piece] = directory.iterdir()
     assert piece.read_bytes() == torn
-    assert look_at(directory).set_aside == (str(piece),)
+    assert look_at(directory).unreadable == (str(piece),)
     assert await ledger.value("select array_agg(event_id order by 1) from gateway.deliveries") == [
         "evt_1",
         "evt_2",
@@ -316,3 +318,147 @@ async def test_what_was_acknowledged_survives_a_power_cut_at_any_moment(
         for n in range(5):
             await spool.keep(make_claim(f"evt_{n}"))
             assert look_at(disk / "data" / "spool").events == n + 1
+
+
+async def test_an_error_that_nobody_foresaw_ends_the_spool_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with spooling(tmp_path / "spool") as spool:
+        monkeypatch.setattr(spool, "_next_batch", lambda: 1 / 0)
+        lost = asyncio.create_task(spool.keep(make_claim()))
+        await until(lambda: not spool.working)
+        with pytest.raises(SpoolUnavailable, match="has ended"):
+            await spool.keep(make_claim())
+        lost.cancel()
+
+
+async def test_a_claim_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+    async with spooling(tmp_path / "spool") as spool:
+        with pytest.raises(SpoolUnavailable):
+            await spool.keep(make_claim()._replace(headers={"x": object()}))  # type: ignore[dict-item]
+        await spool.keep(make_claim())
+        assert spool.events == 1
+
+
+async def test_an_event_that_comes_while_files_are_removed_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files are finished at once: while the first is removed, the second is written."""
+    directory = tmp_path / "spool"
+    await keep(directory, make_claim("evt_adopted"))
+    is_refusing = True
+    remove = SpoolFile.remove
+    monkeypatch.setattr("gateway.spool.spool.AGAIN_S", 0.02)
+
+    def slowly(file: SpoolFile) -> None:
+        time.sleep(0.2)
+        remove(file)
+
+    monkeypatch.setattr(SpoolFile, "remove", slowly)
+    claimed: set[str] = set()
+
+    async def take(claim: Claim) -> Claimed:
+        if is_refusing:
+            raise StorageUnavailable("read only")
+        claimed.add(claim.envelope.id)
+        return Claimed(verdict=Verdict.ACCEPTED)
+
+    async with spooling(directory, take) as spool:
+        await spool.keep(make_claim("evt_own"))
+        is_refusing = False
+        await until(lambda: claimed == {"evt_adopted", "evt_own"})
+        await spool.keep(make_claim("evt_late"))
+        await until(lambda: "evt_late" in claimed)
+        await until(lambda: not spool.events)
+
+
+async def test_a_full_disk_leaves_no_files_and_no_descriptors_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int, __: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with spooling(tmp_path / "spool") as spool:
+        await spool.keep(make_claim("evt_1"))
+        before = len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "write", full)
+            for _ in range(30):
+                with pytest.raises(SpoolUnavailable):
+                    await spool.keep(make_claim())
+        assert len(os.listdir("/proc/self/fd")) <= before
+        assert files(tmp_path / "spool") == [".spool"]
+
+
+async def test_a_file_that_cannot_be_adopted_does_not_keep_back_the_others(
+    tmp_path: Path, database_url: str, ledger: Reader
+) -> None:
+    directory = tmp_path / "spool"
+    await keep(directory, make_claim("evt_1"))
+    (directory / "0.spool").symlink_to("/nowhere")
+    (directory / "1.spool").mkdir()
+    os.mkfifo(directory / "2.spool")
+    await keep(directory / "other", make_claim("evt_2"))
+    [written] = (directory / "other").iterdir()
+    record = written.read_bytes()
+    monkey = record.replace(b'"provider"', b'"prov1der"')
+    assert monkey != record
+    (directory / "3.spool").write_bytes(_with_checksum(monkey))
+    async with draining(directory, database_url) as spool:
+        await until(lambda: not spool.events)
+    assert await ledger.value("select array_agg(event_id) from gateway.processed_events") == [
+        "evt_1"
+    ]
+    assert (directory / "3.spool").exists(), "what another version wrote is kept for it"
+    assert str(directory / "3.spool") in look_at(directory).unreadable
+
+
+def _with_checksum(record: bytes) -> bytes:
+    start = len(MAGIC)
+    lengths, rest = record[start : start + 8], record[start + 24 :]
+    checksum = hashlib.blake2b(lengths + rest, digest_size=16).digest()
+    return MAGIC + lengths + checksum + rest
+
+
+async def test_damage_in_its_own_file_is_set_aside_too(tmp_path: Path) -> None:
+    directory, back, claimed = tmp_path / "spool", asyncio.Event(), list[str]()
+
+    async def later(claim: Claim) -> Claimed:
+        await back.wait()
+        claimed.append(claim.envelope.id)
+        return Claimed(verdict=Verdict.ACCEPTED)
+
+    async with spooling(directory, later) as spool:
+        await spool.keep(make_claim("evt_1"))
+        await until(lambda: spool.oldest_s > 0)
+        await asyncio.sleep(0.1)  # the first is on its way to the ledger
+        await spool.keep(make_claim("evt_2"))
+        [path] = directory.iterdir()
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(bytes(content))
+        back.set()
+        await until(lambda: files(directory) == [".torn"])
+    assert claimed == ["evt_1"]
+
+
+async def test_a_disk_that_cannot_be_read_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.spool.spool.AGAIN_S", 0.02)
+    genuine, failures, claimed = SpoolFile.next_window, [1, 2, 3], list[str]()
+
+    def flaky(file: SpoolFile) -> list[Kept]:
+        if failures and failures.pop():
+            raise OSError(errno.EIO, "Input/output error")
+        return genuine(file)
+
+    async def take(claim: Claim) -> Claimed:
+        claimed.append(claim.envelope.id)
+        return Claimed(verdict=Verdict.ACCEPTED)
+
+    monkeypatch.setattr(SpoolFile, "next_window", flaky)
+    async with spooling(tmp_path / "spool", take) as spool:
+        await spool.keep(make_claim("evt_1"))
+        await until(lambda: not spool.events)
+    assert claimed == ["evt_1"]

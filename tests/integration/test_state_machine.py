@@ -909,7 +909,7 @@ async def a_run_ends(stage: Stage, *, n: int, ending: str, hold: bool) -> None:
         stage.start(run, run.settle(ending, hold=stage.may_hold(hold)))
 
 
-async def leases_run_out(stage: Stage, *, which: int = 1) -> None:
+async def leases_run_out(stage: Stage, *, which: int) -> None:
     await stage.ledger.run(
         "update gateway.deliveries set leased_until = now() - interval '1 s' where id in ("
         "select id from gateway.deliveries where id = any ($1::bigint[]) and status = 'running'"
@@ -918,7 +918,8 @@ async def leases_run_out(stage: Stage, *, which: int = 1) -> None:
     )
 
 
-async def a_sweep_takes_leases_back(stage: Stage, *, hold: bool = False) -> None:
+async def a_sweep_takes_leases_back(stage: Stage, *, which: int = 0, hold: bool = False) -> None:
+    await leases_run_out(stage, which=which)
     await stage.clerk().act(lambda c: reap(c, 1_000, timedelta()), hold=stage.may_hold(hold))
 
 
@@ -1005,8 +1006,8 @@ STEPS: Final = st.one_of(
     *often(4, a_run_ends, n=ANY, ending=st.just("done"), hold=HOLD),
     *often(2, a_run_ends, n=ANY, ending=st.just("dead"), hold=HOLD),
     *often(4, a_run_ends, n=ANY, ending=st.sampled_from(sorted(ENDINGS)), hold=HOLD),
-    *often(3, leases_run_out, which=ANY),
-    *often(3, a_sweep_takes_leases_back, hold=HOLD),
+    *often(1, leases_run_out, which=ANY),
+    *often(5, a_sweep_takes_leases_back, which=ANY, hold=HOLD),
     *often(7, a_transaction_ends, n=ANY, commit=st.booleans()),
     *often(4, requests_come_in, n=ANY, wishes=WISHES, hold=HOLD),
     *often(3, claims_go_on, n=ANY, fate=st.sampled_from(Fate)),
@@ -1175,8 +1176,7 @@ async def test_a_worker_that_comes_back_from_the_dead_leaves_no_trace(
 ) -> None:
     await claim(stage, make_claim("evt_1", handlers=["count"]))
     zombie = await lease(stage.workers[0])
-    await leases_run_out(stage)
-    await a_sweep_takes_leases_back(stage)
+    await a_sweep_takes_leases_back(stage, which=1)
     successor = await lease(stage.workers[1])
     for run in (zombie, successor) if zombie_first else (successor, zombie):
         await run.work()
@@ -1194,8 +1194,7 @@ async def test_a_zombies_open_transaction_does_not_block_its_successor_for_ever(
     zombie.limit = timedelta(seconds=1)
     await zombie.abandon()
     await zombie.work()
-    await leases_run_out(stage)
-    await a_sweep_takes_leases_back(stage)
+    await a_sweep_takes_leases_back(stage, which=1)
     successor = await lease(stage.workers[1])
     stage.start(successor, successor.work())
     await until(lambda: successor.has_worked, within_s=10)
@@ -1213,8 +1212,7 @@ async def test_a_delivery_that_loses_its_worker_every_time_is_dead_in_the_end(
     await claim(stage, make_claim("evt_1", handlers=["count"]))
     for _ in range(LOSSES):
         await lease(stage.workers[0])
-        await leases_run_out(stage)
-        await a_sweep_takes_leases_back(stage)
+        await a_sweep_takes_leases_back(stage, which=1)
         await stage.check()
     delivery = await stage.ledger.delivery()
     assert (delivery["status"], delivery["losses"], delivery["attempts"]) == ("dead", LOSSES, 0)
