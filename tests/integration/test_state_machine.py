@@ -50,7 +50,7 @@ from tests.support.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 
-EXAMPLES: Final = int(os.environ.get("TORTURE_EXAMPLES", "40"))
+EXAMPLES: Final = int(os.environ.get("TORTURE_EXAMPLES", "30"))
 IS_FRESH: Final = "TORTURE_EXAMPLES" in os.environ
 """Asked for more, it goes other ways each time: `--hypothesis-seed` repeats one."""
 
@@ -909,6 +909,16 @@ async def a_run_ends(stage: Stage, *, n: int, ending: str, hold: bool) -> None:
         stage.start(run, run.settle(ending, hold=stage.may_hold(hold)))
 
 
+async def a_handler_works_and_returns(stage: Stage, *, n: int) -> None:
+    for run in pick([run for run in stage.free_runs if not run.has_worked], n):
+        stage.start(run, _work_and_return(run))
+
+
+async def _work_and_return(run: Run) -> None:
+    await _work(run)
+    await run.settle("done")
+
+
 async def leases_run_out(stage: Stage, *, which: int) -> None:
     await stage.ledger.run(
         "update gateway.deliveries set leased_until = now() - interval '1 s' where id in ("
@@ -1002,8 +1012,9 @@ def often(times: int, step: Callable[..., Awaitable[None]], **arguments: Any) ->
 
 STEPS: Final = st.one_of(
     *often(6, a_worker_leases, n=ANY, most=st.integers(1, 4), is_hinted=st.booleans(), hold=HOLD),
-    *often(6, a_handler_works, n=ANY),
-    *often(4, a_run_ends, n=ANY, ending=st.just("done"), hold=HOLD),
+    *often(5, a_handler_works, n=ANY),
+    *often(3, a_handler_works_and_returns, n=ANY),
+    *often(3, a_run_ends, n=ANY, ending=st.just("done"), hold=HOLD),
     *often(2, a_run_ends, n=ANY, ending=st.just("dead"), hold=HOLD),
     *often(4, a_run_ends, n=ANY, ending=st.sampled_from(sorted(ENDINGS)), hold=HOLD),
     *often(1, leases_run_out, which=ANY),
