@@ -1,12 +1,9 @@
-"""`status`, `events`, `show` and `dead`: reading the ledger."""
+"""`status`, `events` and `dead`: reading the ledger."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
-import orjson
 import typer
 
 from gateway.cli.output import (
@@ -17,11 +14,9 @@ from gateway.cli.output import (
     print_rows,
     printable,
 )
-from gateway.errors import CommandFailed
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.migrate import check_version
-from gateway.model import payload_bytes
-from gateway.operate.inspect import Filter, find, list_dead, list_events
+from gateway.operate.inspect import Filter, list_dead, list_events
 from gateway.operate.status import Report, read_status
 from gateway.project import database_url
 from gateway.settings import Settings, discover, load_settings
@@ -45,7 +40,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command()(status)
     app.command()(events)
-    app.command()(show)
     app.command()(dead)
 
 
@@ -82,7 +76,7 @@ def _print_status(report: Report) -> None:
         ["route", "last_hour", "last_event_at"], report.routes, empty="No events in the last hour."
     )
     print_rows(
-        ["route", "handler", "pending", "oldest_due_at", "running", "dead", "note"],
+        ["route", "handler", "pending", "oldest_due_at", "waiting_turn", "running", "dead", "note"],
         report.handlers,
         empty="No delivery is waiting, running or dead.",
     )
@@ -142,33 +136,6 @@ def dead(
     )
 
 
-def show(
-    id: Annotated[str, typer.Argument(help="An event id (evt_...) or a delivery id (a number).")],
-    route: RouteName = None,
-    body: Annotated[bool, typer.Option("--body", help="Print only the raw body.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show one event: what came, its deliveries and every attempt.
-
-    Examples: [bold]gateway show evt_1Pabc[/bold], [bold]gateway show 42[/bold],
-    [bold]gateway show evt_1Pabc --body > event.json[/bold]
-    """
-    found = _read(lambda connection: find(connection, id, route))
-    if not found:
-        raise CommandFailed(f"there is no event or delivery {id!r}" + _on(route))
-    if body:
-        _print_body(found)
-    elif as_json:
-        print_json([_jsonable(event) for event in found])
-    else:
-        for event in found:
-            _print_event(event)
-
-
-def _on(route: str | None) -> str:
-    return "" if route is None else f" on route {route!r}"
-
-
 def _filter(
     route: str | None,
     type: str | None,
@@ -200,7 +167,7 @@ def _list(
     *,
     empty: str,
 ) -> None:
-    rows = _read(lambda connection: query(connection, filter))
+    rows = read_ledger(lambda connection: query(connection, filter))
     if as_json:
         print_json(rows)
         return
@@ -209,7 +176,8 @@ def _list(
         console().print(f"The newest {shown}; more with --limit or --json.", style="dim")
 
 
-def _read(query: Callable[[Connection], Awaitable[T]]) -> T:
+def read_ledger(query: Callable[[Connection], Awaitable[T]]) -> T:
+    """What a query finds in the ledger that the settings name."""
     return asyncio.run(_with_ledger(discover(load_settings()), query))
 
 
@@ -220,74 +188,3 @@ async def _with_ledger(settings: Settings, query: Callable[[Connection], Awaitab
         return await query(connection)
     finally:
         await connection.close()
-
-
-def _print_body(found: list[dict[str, Any]]) -> None:
-    if len(found) > 1:
-        routes = ", ".join(event["route"] for event in found)
-        raise CommandFailed(f"this id is on several routes ({routes}): say which with --route")
-    if found[0]["body"] is None:
-        raise CommandFailed("the payload was pruned by retention")
-    sys.stdout.buffer.write(found[0]["body"])
-
-
-def _jsonable(event: dict[str, Any]) -> dict[str, Any]:
-    body = event["body"]
-    return event | {"body": None if body is None else body.decode("utf-8", "backslashreplace")}
-
-
-def _print_event(event: dict[str, Any]) -> None:
-    out = console()
-    out.print(f"[bold]{printable(event['event_id'])}[/bold]", markup=True)
-    for name in ("route", "provider", "type", "account", "livemode", "occurred_at", "received_at"):
-        if event[name] is not None:
-            out.print(f"  {name.replace('_', ' '):<12} {_plain(event[name])}", markup=False)
-    if event["spooled"]:
-        out.print("  spooled      acknowledged while Postgres was away, claimed later")
-    if event["replay_of"]:
-        out.print(f"  flagged      same bytes as {printable(event['replay_of'])}", markup=False)
-    out.print(f"  {'payload':<12} {_payload_line(event)}", markup=False)
-    if not event["deliveries"]:
-        out.print("  no handler took it")
-    for delivery in event["deliveries"]:
-        _print_delivery(delivery)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S} UTC ({cell(value)})"
-    return printable(str(value))
-
-
-def _payload_line(event: dict[str, Any]) -> str:
-    if event["body"] is None:
-        return "pruned by retention"
-    size = len(event["body"])
-    try:
-        document = orjson.loads(payload_bytes(event["headers"] or {}, event["body"]))
-    except ValueError:
-        return f"{size} bytes"
-    keys = ", ".join(map(str, document)) if isinstance(document, dict) else ""
-    return f"{size} bytes of JSON: {printable(keys)[:160]} (print it with --body)"
-
-
-def _print_delivery(delivery: dict[str, Any]) -> None:
-    out = console()
-    out.print()
-    line = cell(delivery["status"])
-    out.print(f"  delivery {delivery['delivery_id']}", delivery["handler"], line, markup=False)
-    for attempt in delivery["attempt_log"]:
-        ms = (attempt["finished_at"] - attempt["started_at"]).total_seconds() * 1000
-        out.print(
-            f"    run {attempt['number']}: {attempt['outcome']} after {ms:.0f} ms, "
-            f"{cell(attempt['finished_at'])}",
-            markup=False,
-        )
-        for text in (attempt["error"] or "").splitlines():
-            out.print(f"      {printable(text)}", markup=False, style="dim")
-    for entry in delivery["audit"]:
-        why = f": {printable(entry['reason'])}" if entry["reason"] else ""
-        who = printable(entry["actor"])
-        out.print(f"    {entry['action']} by {who}, {cell(entry['at'])}{why}", markup=False)
-    if delivery["status"] == "pending":
-        out.print(f"    due {cell(delivery['due_at'])}", markup=False)

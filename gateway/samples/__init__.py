@@ -1,5 +1,17 @@
 """Bodies as the providers send them, made anew each time, for `gateway send` and for tests."""
 
-from gateway.samples.sample import Sample, make_sample, sample_types
+from gateway.samples.recorded import Recorded, check_recorded, dump_recorded, load_recorded
+from gateway.samples.sample import Sample, check_type, make_sample, sample_types
+from gateway.samples.successor import make_successor
 
-__all__ = ["Sample", "make_sample", "sample_types"]
+__all__ = [
+    "Recorded",
+    "Sample",
+    "check_recorded",
+    "check_type",
+    "dump_recorded",
+    "load_recorded",
+    "make_sample",
+    "make_successor",
+    "sample_types",
+]

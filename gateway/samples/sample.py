@@ -19,6 +19,8 @@ _STRIPE_TYPE: Final = re.compile(rf"{_STRIPE_WORD}(?:\.{_STRIPE_WORD})+")
 _GITHUB_TYPE: Final = re.compile(
     r"[a-z0-9_]{1,100}(?:\.[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,100})?"
 )
+THIN: Final = ("v1.", "v2.")
+"""How the types of thin events begin."""
 # Types such as `charge.dispute.created` name the parent first; the object is a plain `dispute`.
 _PARENTS: Final = ("account", "charge", "customer")
 
@@ -34,44 +36,66 @@ class Sample:
 
 def sample_types(provider: str) -> tuple[str, ...]:
     """The types that have a template of their own; any other type can be made too."""
-    _maker(provider)
+    _kit(provider)
     return list_templates(provider)
 
 
 def make_sample(provider: str, type: str, *, now: datetime, livemode: bool = False) -> Sample:
     """A new event with new ids, as the provider would send it at `now`."""
-    return _maker(provider)(type, now, livemode)
+    check_type(provider, type)
+    return _kit(provider).make(type, now, livemode)
 
 
-_Maker = Callable[[str, datetime, bool], Sample]
+def check_type(provider: str, type: str) -> None:
+    """Refuses, with a ValueError, what cannot be a type of this provider."""
+    kit = _kit(provider)
+    if len(type) > _MAX_TYPE_CHARS or not kit.notation.fullmatch(type):
+        raise ValueError(f"type: found {type[:60]!r}; expected {kit.expected}")
 
 
-def _maker(provider: str) -> _Maker:
-    maker = _MAKERS.get(provider)
-    if maker is None:
-        raise ValueError(f"provider: found {provider!r}; expected one of {', '.join(_MAKERS)}")
-    return maker
+def find_template(provider: str, type: str) -> Any:
+    """What a sample of this type is filled from. Not to be changed."""
+    return _kit(provider).template(type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kit:
+    """How the samples of one provider are made."""
+
+    notation: re.Pattern[str]
+    expected: str
+    template: Callable[[str], Any]
+    make: Callable[[str, datetime, bool], Sample]
+
+
+def _kit(provider: str) -> _Kit:
+    kit = _KITS.get(provider)
+    if kit is None:
+        raise ValueError(f"provider: found {provider!r}; expected one of {', '.join(_KITS)}")
+    return kit
 
 
 def _make_stripe(type: str, now: datetime, livemode: bool) -> Sample:
-    _check_type(type, _STRIPE_TYPE, "words joined by dots, as in invoice.paid")
-    event_id = f"evt_1{draw_alnum(23)}"
-    given = {
-        "event_id": event_id,
+    given = stripe_words(type, livemode=livemode)
+    body = Blanks(given, now=now).fill(_stripe_template(type))
+    return Sample(id=str(given["event_id"]), type=type, body=lay_out("stripe", body))
+
+
+def stripe_words(type: str, *, livemode: bool) -> dict[str, object]:
+    """What the placeholders stand for that only Stripe's templates have, for a new event."""
+    return {
+        "event_id": f"evt_1{draw_alnum(23)}",
         "type": type,
         "kind": _stripe_kind(type),
         "livemode": livemode,
         "mode": "live" if livemode else "test",
     }
-    body = Blanks(given, now=now).fill(_stripe_template(type))
-    # Stripe sends its JSON indented, GitHub without spaces.
-    return Sample(id=event_id, type=type, body=orjson.dumps(body, option=orjson.OPT_INDENT_2))
 
 
 def _stripe_template(type: str) -> Any:
     if type in list_templates("stripe"):
         return load_template(f"stripe/{type}")
-    if type.startswith(("v1.", "v2.")):
+    if type.startswith(THIN):
         return load_template("stripe/parts/thin")
     event = load_template("stripe/parts/event")
     kind = type.rpartition(".")[0]
@@ -87,9 +111,8 @@ def _stripe_kind(type: str) -> str:
 
 
 def _make_github(type: str, now: datetime, livemode: bool) -> Sample:
-    _check_type(type, _GITHUB_TYPE, "an event and its action, as in issues.opened")
     body = Blanks({}, now=now).fill(_github_template(type))
-    return Sample(id=str(uuid.uuid4()), type=type, body=orjson.dumps(body))
+    return Sample(id=str(uuid.uuid4()), type=type, body=lay_out("github", body))
 
 
 def _github_template(type: str) -> Any:
@@ -100,9 +123,22 @@ def _github_template(type: str) -> Any:
     return {**own, **load_template("github/parts/event")}
 
 
-def _check_type(type: str, pattern: re.Pattern[str], expected: str) -> None:
-    if len(type) > _MAX_TYPE_CHARS or not pattern.fullmatch(type):
-        raise ValueError(f"type: found {type[:60]!r}; expected {expected}")
+def lay_out(provider: str, document: Any) -> bytes:
+    """JSON as the provider sends it: Stripe indents, GitHub has no spaces."""
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 if provider == "stripe" else None)
 
 
-_MAKERS: Final[Mapping[str, _Maker]] = {"stripe": _make_stripe, "github": _make_github}
+_KITS: Final[Mapping[str, _Kit]] = {
+    "stripe": _Kit(
+        notation=_STRIPE_TYPE,
+        expected="words joined by dots, as in invoice.paid",
+        template=_stripe_template,
+        make=_make_stripe,
+    ),
+    "github": _Kit(
+        notation=_GITHUB_TYPE,
+        expected="an event and its action, as in issues.opened",
+        template=_github_template,
+        make=_make_github,
+    ),
+}

@@ -50,6 +50,26 @@ def list_templates(folder: str) -> tuple[str, ...]:
     )
 
 
+def bind(template: Any, document: Any) -> dict[str, object]:
+    """What the placeholders of a template would have to stand for to give this document.
+
+    Those of a time are left out, since a later event has later ones. A document that differs from
+    the template binds what they have in common.
+    """
+    if isinstance(template, dict) and isinstance(document, dict):
+        pairs = [(template[key], document[key]) for key in template if key in document]
+    elif isinstance(template, list) and isinstance(document, list):
+        pairs = list(zip(template, document, strict=False))
+    else:
+        match = _PLACEHOLDER.fullmatch(template) if isinstance(template, str) else None
+        known = match is not None and match["word"] not in _TIMES and document is not None
+        return {template[2:-2]: document} if known else {}
+    found: dict[str, object] = {}
+    for part, value in pairs:
+        found = bind(part, value) | found
+    return found
+
+
 class Blanks:
     """What the placeholders of one sample stand for."""
 

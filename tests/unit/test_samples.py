@@ -1,9 +1,11 @@
 """Samples: every type can be made, passes its provider, and is new each time."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,22 +14,22 @@ import stripe
 from gateway.model import Envelope
 from gateway.providers import PROVIDERS
 from gateway.samples import Sample, make_sample, sample_types
-from gateway.samples.template import Blanks, load_template
+from gateway.samples.template import Blanks, bind, load_template
+from tests.support.stripe_shapes import shape_problems
 
 NOW = datetime(2026, 11, 16, 12, 0, 7, 250_000, tzinfo=UTC)
-TEMPLATES = [(name, type) for name in PROVIDERS for type in sample_types(name)]
+TEMPLATES = [(name, type) for name in ("stripe", "github") for type in sample_types(name)]
 STRIPE_SNAPSHOTS = [type for type in sample_types("stripe") if not type.startswith("v1.")]
 OTHERS = [
-    ("stripe", "payout.paid"),
-    ("stripe", "invoice.finalized"),
-    ("stripe", "charge.dispute.created"),
+    ("stripe", "topup.succeeded"),
+    ("stripe", "invoice.voided"),
+    ("stripe", "charge.dispute.updated"),
     ("stripe", "issuing_card.created"),
     ("stripe", "card.updated"),
     ("stripe", "v1.customer.created"),
     ("stripe", "v2.core.account[configuration.merchant].capability_status_updated"),
-    ("github", "watch.started"),
-    ("github", "fork"),
-    ("github", "workflow_dispatch"),
+    ("github", "milestone.created"),
+    ("github", "gollum"),
     ("github", "repository_dispatch.Deploy now! ../../x"),
 ]
 
@@ -66,39 +68,100 @@ def test_a_sample_has_about_the_size_of_a_real_event(provider: str, type: str) -
     if type.startswith("v1."):
         assert 300 <= size <= 600
     elif provider == "stripe":
-        assert 2_500 <= size <= 5_500
+        assert 1_000 <= size <= 6_000
+    elif type.startswith("pull_request"):
+        assert 24_000 <= size <= 28_000
     else:
-        assert 6_000 <= size <= 14_000
+        assert 3_000 <= size <= 22_000
 
 
 def test_the_promised_types_have_templates() -> None:
     assert set(sample_types("stripe")) >= {
-        "payment_intent.succeeded",
-        "payment_intent.payment_failed",
+        "account.updated",
+        "charge.dispute.created",
+        "charge.failed",
         "charge.refunded",
+        "charge.succeeded",
+        "checkout.session.async_payment_succeeded",
+        "checkout.session.completed",
+        "checkout.session.expired",
+        "customer.created",
+        "customer.deleted",
         "customer.subscription.created",
-        "customer.subscription.updated",
         "customer.subscription.deleted",
+        "customer.subscription.trial_will_end",
+        "customer.subscription.updated",
+        "customer.updated",
+        "invoice.created",
+        "invoice.finalized",
         "invoice.paid",
         "invoice.payment_failed",
-        "checkout.session.completed",
+        "invoice.payment_succeeded",
+        "invoice.upcoming",
+        "payment_intent.canceled",
+        "payment_intent.created",
+        "payment_intent.payment_failed",
+        "payment_intent.succeeded",
+        "payment_method.attached",
+        "payout.failed",
+        "payout.paid",
+        "price.updated",
+        "product.updated",
+        "refund.created",
+        "refund.updated",
+        "setup_intent.succeeded",
         "v1.billing.meter.error_report_triggered",
     }
     assert set(sample_types("github")) >= {
-        "ping",
-        "push",
-        "pull_request.opened",
-        "pull_request.closed",
-        "pull_request.synchronize",
-        "issues.opened",
-        "issues.closed",
+        "check_run.completed",
+        "check_suite.completed",
+        "create",
+        "delete",
+        "dependabot_alert.created",
+        "deployment.created",
+        "deployment_status.created",
+        "discussion.created",
+        "fork",
+        "installation.created",
         "issue_comment.created",
+        "issue_comment.edited",
+        "issues.assigned",
+        "issues.closed",
+        "issues.labeled",
+        "issues.opened",
+        "issues.reopened",
+        "label.created",
+        "member.added",
+        "ping",
+        "pull_request.closed",
+        "pull_request.labeled",
+        "pull_request.opened",
+        "pull_request.reopened",
+        "pull_request.review_requested",
+        "pull_request.synchronize",
+        "pull_request_review.submitted",
+        "pull_request_review_comment.created",
+        "push",
         "release.published",
+        "repository.created",
+        "repository_dispatch.deploy",
+        "star.created",
+        "status",
+        "watch.started",
+        "workflow_dispatch",
+        "workflow_job.completed",
         "workflow_run.completed",
     }
 
 
-@pytest.mark.parametrize(("provider", "type"), [*TEMPLATES, ("stripe", "payout.paid")])
+def test_the_types_are_listed_for_people() -> None:
+    page = Path(__file__).parents[2] / "docs/commands.md"
+    section = page.read_text().partition("There are samples of these")[2].partition("\n## ")[0]
+    listed = re.findall(r"`([a-z0-9_.]+)`", section)
+    assert listed == [*sample_types("stripe"), *sample_types("github")]
+
+
+@pytest.mark.parametrize(("provider", "type"), [*TEMPLATES, ("stripe", "topup.succeeded")])
 def test_livemode_is_false_unless_asked_for(provider: str, type: str) -> None:
     test, live = (
         receive(provider, make_sample(provider, type, now=NOW, livemode=livemode))
@@ -131,7 +194,29 @@ def test_the_stripe_library_reads_the_snapshots(type: str) -> None:
     sample = make_sample("stripe", type, now=NOW)
     event = client.construct_event_without_verification(sample.body)
     assert (event.id, event.type) == (sample.id, type)
-    assert type.startswith(event.data.object["object"]) or "subscription" in type
+    assert event.data.object["object"] in type
+
+
+@pytest.mark.parametrize("type", STRIPE_SNAPSHOTS)
+def test_the_objects_have_every_field_that_stripe_declares_and_no_other(type: str) -> None:
+    client = stripe.StripeClient("sk_test_unused")
+    sample = make_sample("stripe", type, now=NOW)
+    declared = client.construct_event_without_verification(sample.body).data.object.__class__
+    assert declared is not stripe.StripeObject
+    assert list(shape_problems(json.loads(sample.body)["data"]["object"], declared, "")) == []
+
+
+def test_a_wrong_shape_is_seen() -> None:
+    charge = data_object("charge.succeeded")
+    del charge["billing_details"]["address"]["city"], charge["paid"]
+    charge |= {"amount": "12", "statuz": "succeeded"}
+    charge["status"] = charge["payment_method_details"]["card"]["funding"] = "wishful"
+    problems = "\n".join(shape_problems(charge, stripe.Charge, "charge"))
+    assert "charge.paid: missing" in problems
+    assert "charge.statuz: the library knows no such field" in problems
+    assert "charge.amount: found '12'" in problems
+    assert "charge.status: found 'wishful'; expected one of" in problems
+    assert len(problems.splitlines()) == 4  # Stripe may leave out a city, and adds ways of funding
 
 
 def test_the_stripe_library_reads_the_thin_event() -> None:
@@ -147,11 +232,11 @@ def test_the_stripe_library_reads_the_thin_event() -> None:
 @pytest.mark.parametrize(
     ("type", "kind"),
     [
-        ("payout.paid", "payout"),
-        ("charge.dispute.created", "dispute"),
+        ("topup.created", "topup"),
+        ("charge.dispute.updated", "dispute"),
         ("customer.source.expiring", "source"),
         ("billing_portal.session.created", "billing_portal.session"),
-        ("invoice.finalized", "invoice"),
+        ("invoice.voided", "invoice"),
         ("customer.subscription.paused", "subscription"),
         ("card.updated", "card"),
     ],
@@ -171,7 +256,7 @@ def test_the_parts_of_one_sample_name_each_other() -> None:
     assert push["before"] != push["after"]
 
 
-@pytest.mark.parametrize(("type", "action"), [("fork", None), ("watch.started", "started")])
+@pytest.mark.parametrize(("type", "action"), [("gollum", None), ("milestone.created", "created")])
 def test_a_github_event_without_a_template_has_a_repository_and_a_sender(
     type: str, action: str | None
 ) -> None:
@@ -222,6 +307,15 @@ def test_a_placeholder_keeps_its_type_alone_and_is_text_within_text() -> None:
     assert blanks.fill("at {{now+3}}") == f"at {int(NOW.timestamp()) + 3}"
     assert blanks.fill(["{{int:a}}", "{{int:a}}"])[0] == blanks.fill("{{int:a}}")
     assert blanks.fill("{{sha:a}}") != blanks.fill("{{sha:b}}")
+
+
+def test_binding_a_template_to_its_sample_finds_what_the_placeholders_stand_for() -> None:
+    template = {"id": "{{id:pi}}", "at": "{{now}}", "parts": [{"n": "{{int:n}}"}], "text": "a"}
+    document = Blanks({}, now=NOW).fill(template)
+    bound = bind(template, document | {"more": 1})
+    assert bound == {"id:pi": document["id"], "int:n": document["parts"][0]["n"]}
+    assert Blanks(bound, now=NOW).fill(template) == document
+    assert bind(template, {"id": None, "parts": "text"}) == {}
 
 
 def test_an_include_is_overridden_by_the_keys_beside_it() -> None:

@@ -1,0 +1,165 @@
+"""`show`: one event, on the screen or in a file."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from gateway.cli.look import AsJson, RouteName, read_ledger
+from gateway.cli.output import cell, console, print_json, printable
+from gateway.errors import CommandFailed
+from gateway.model import payload_bytes
+from gateway.operate.inspect import find
+from gateway.operate.record import record, save
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(show)
+
+
+def show(
+    id: Annotated[str, typer.Argument(help="An event id (evt_...) or a delivery id (a number).")],
+    route: RouteName = None,
+    body: Annotated[bool, typer.Option("--body", help="Print only the raw body.")] = False,
+    as_json: AsJson = False,
+    file: Annotated[
+        Path | None, typer.Option("--save", help="Record it in this file, as JSON.")
+    ] = None,
+    redacting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--redact",
+            metavar="PATH",
+            help="With --save: put a fake there (data.object.*.email), or at all that is personal "
+            "(pii). May be given often.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --save: overwrite it.")] = False,
+) -> None:
+    """Show one event: what came, its deliveries and every attempt.
+
+    Examples: [bold]gateway show evt_1Pabc[/bold], [bold]gateway show 42[/bold],
+    [bold]gateway show evt_1Pabc --body > event.json[/bold],
+    [bold]gateway show evt_1Pabc --save tests/events/paid.json --redact pii[/bold]
+    """
+    if file is None and (redacting or force):
+        raise typer.BadParameter("--redact and --force belong to --save FILE")
+    if file is not None and (body or as_json):
+        raise typer.BadParameter("--save FILE prints nothing: leave out --body and --json")
+    found = read_ledger(lambda connection: find(connection, id, route))
+    if not found:
+        raise CommandFailed(f"there is no event or delivery {id!r}" + _on(route))
+    if file is not None:
+        _save(_only(found), file, redacting or [], force)
+    elif body:
+        _print_body(_only(found))
+    elif as_json:
+        print_json([_jsonable(event) for event in found])
+    else:
+        for event in found:
+            _print_event(event)
+
+
+def _on(route: str | None) -> str:
+    return "" if route is None else f" on route {route!r}"
+
+
+def _only(found: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(found) > 1:
+        routes = ", ".join(event["route"] for event in found)
+        raise CommandFailed(f"this id is on several routes ({routes}): say which with --route")
+    return found[0]
+
+
+def _print_body(event: dict[str, Any]) -> None:
+    if event["body"] is None:
+        raise CommandFailed("the payload was pruned by retention")
+    sys.stdout.buffer.write(event["body"])
+
+
+def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) -> None:
+    recorded, count = record(event, redacting=redacting)
+    save(recorded, file, force=force)
+    hidden = f", {count} values redacted" if redacting else ""
+    console().print(f"{recorded.type} {recorded.id} is in {file}{hidden}", markup=False)
+
+
+def _jsonable(event: dict[str, Any]) -> dict[str, Any]:
+    body = event["body"]
+    return event | {"body": None if body is None else body.decode("utf-8", "backslashreplace")}
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    out = console()
+    out.print(f"[bold]{printable(event['event_id'])}[/bold]", markup=True)
+    for name in ("route", "provider", "type", "account", "livemode", "occurred_at", "received_at"):
+        if event[name] is not None:
+            out.print(f"  {name.replace('_', ' '):<12} {_plain(event[name])}", markup=False)
+    if event["spooled"]:
+        out.print("  spooled      acknowledged while Postgres was away, claimed later")
+    if event["replay_of"]:
+        out.print(f"  flagged      same bytes as {printable(event['replay_of'])}", markup=False)
+    out.print(f"  {'payload':<12} {_payload_line(event)}", markup=False)
+    if not event["deliveries"]:
+        out.print("  no handler took it")
+    for delivery in event["deliveries"]:
+        _print_delivery(delivery)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S} UTC ({cell(value)})"
+    return printable(str(value))
+
+
+def _payload_line(event: dict[str, Any]) -> str:
+    if event["body"] is None:
+        return "pruned by retention"
+    size = len(event["body"])
+    try:
+        document = orjson.loads(payload_bytes(event["headers"] or {}, event["body"]))
+    except ValueError:
+        return f"{size} bytes"
+    keys = ", ".join(map(str, document)) if isinstance(document, dict) else ""
+    return f"{size} bytes of JSON: {printable(keys)[:160]} (print it with --body)"
+
+
+def _print_delivery(delivery: dict[str, Any]) -> None:
+    out = console()
+    out.print()
+    line = cell(delivery["status"])
+    out.print(f"  delivery {delivery['delivery_id']}", delivery["handler"], line, markup=False)
+    for attempt in delivery["attempt_log"]:
+        ms = (attempt["finished_at"] - attempt["started_at"]).total_seconds() * 1000
+        out.print(
+            f"    run {attempt['number']}: {attempt['outcome']} after {ms:.0f} ms, "
+            f"{cell(attempt['finished_at'])}",
+            markup=False,
+        )
+        for text in (attempt["error"] or "").splitlines():
+            out.print(f"      {printable(text)}", markup=False, style="dim")
+    for effect in delivery["effects"]:
+        out.print(f"    {_effect_line(effect)}", markup=False)
+    for entry in delivery["audit"]:
+        why = f": {printable(entry['reason'])}" if entry["reason"] else ""
+        who = printable(entry["actor"])
+        out.print(f"    {entry['action']} by {who}, {cell(entry['at'])}{why}", markup=False)
+    if delivery["status"] == "pending" and delivery["due_at"] is None:
+        key = printable(delivery["order_key"] or "")
+        out.print(f"    waits for its turn, behind an earlier delivery of {key}", markup=False)
+    elif delivery["status"] == "pending":
+        out.print(f"    due {cell(delivery['due_at'])}", markup=False)
+
+
+def _effect_line(effect: dict[str, Any]) -> str:
+    name = printable(effect["name"])
+    if effect["status"] == "done":
+        result = printable(effect["result"] or "null")[:160]
+        return f"once {name}: done {cell(effect['finished_at'])}, result {result}"
+    return (
+        f"once {name}: unknown, its call was begun {cell(effect['begun_at'])} and never confirmed"
+    )

@@ -1,0 +1,154 @@
+"""Takes personal values out of an event before it is saved."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from gateway.errors import CommandFailed
+from gateway.operate.fakes import EMAIL, Fakes
+
+PII: Final = "pii"
+
+Path = tuple[str | int, ...]
+
+_KEPT: Final = frozenset({"id", "node_id", "object", "type", "action", "country", "currency"})
+_PERSONAL: Final = frozenset(
+    {
+        *("phone", "customer_phone", "support_phone"),
+        *("customer_name", "individual_name", "business_name", "first_name", "last_name"),
+        *("maiden_name", "account_holder_name", "cardholder_name"),
+        *("line1", "line2", "city", "town", "postal_code", "billing_address", "shipping_address"),
+        *("address_line1", "address_line2", "address_city", "address_zip"),
+        *("ip", "ip_address", "client_ip", "customer_purchase_ip"),
+        *("last4", "dynamic_last4", "iban_last4", "ssn_last_4", "fingerprint"),
+        *("routing_number", "account_number", "dob", "tax_id", "tax_ids", "customer_tax_ids"),
+        *("client_secret", "receipt_url", "hosted_invoice_url", "invoice_pdf"),
+    }
+)
+"""Whose values, with all below them, are about a person, or open a page about one."""
+_CONTACT: Final = frozenset({"email", "phone", "address", "line1", "last4"})
+"""Beside these, a `name` is that of a person, and not of a product or a repository."""
+_PLACE: Final = frozenset({"line1", "postal_code"})
+_MACHINE: Final = ("noreply@", "git@")
+_EMAIL: Final = re.compile(rf"(?<![\w.+%-])(?!{'|'.join(_MACHINE)}){EMAIL}")
+_HOSTED: Final = re.compile(r"https://(?:checkout|billing|invoice|pay)\.stripe\.com/.*")
+# A shorter text is too likely to stand somewhere by chance.
+_SPREAD_CHARS: Final = 5
+_SPREAD_DIGITS: Final = 7
+
+
+def redact(document: Any, paths: Sequence[str]) -> tuple[Any, int]:
+    """The document with stand-ins at these paths, and how many values have one now.
+
+    A text that is replaced at one place is replaced wherever else it stands. Raises CommandFailed
+    for a path that matches nothing: a typo must not leak what it was meant to hide.
+    """
+    places: set[Path] = set()
+    for path in paths:
+        found = set(_personal(document, ()) if path == PII else _select(document, path.split(".")))
+        if not found and path != PII:
+            raise CommandFailed(f"--redact {path}: the event has no such field; nothing was saved")
+        places |= found
+    fakes = Fakes()
+    # In the order of the document, so that the same event gives the same file.
+    for at, value in _scalars(document, ()):
+        if at in places:
+            fakes.replace(_name(at), value)
+    if PII in paths:
+        _collect_emails(document, fakes)
+    return _Rewrite(places, fakes).apply(document, ()), len(fakes)
+
+
+def _select(node: Any, segments: Sequence[str], at: Path = ()) -> Iterator[Path]:
+    """Where a path with stars leads; all that is below its end, but ids."""
+    if not segments:
+        yield from _below(node, at)
+        return
+    for key, value in _children(node):
+        if segments[0] in ("*", str(key)):
+            yield from _select(value, segments[1:], (*at, key))
+
+
+def _below(node: Any, at: Path) -> Iterator[Path]:
+    if not isinstance(node, dict | list):
+        yield at
+        return
+    for key, value in _children(node):
+        if key not in _KEPT:
+            yield from _below(value, (*at, key))
+
+
+def _personal(node: Any, at: Path) -> Iterator[Path]:
+    for key, value in _children(node):
+        if _is_personal(key, value, node):
+            yield from _below(value, (*at, key))
+        else:
+            yield from _personal(value, (*at, key))
+
+
+def _is_personal(key: str | int, value: Any, node: Any) -> bool:
+    if key in _PERSONAL:
+        return True
+    if not isinstance(value, str) or not isinstance(node, dict):
+        return isinstance(value, str) and _EMAIL.fullmatch(value) is not None
+    match key:
+        case "name" | "username":
+            is_machine = str(node.get("email")).startswith(_MACHINE)
+            return not is_machine and not _CONTACT.isdisjoint(node)
+        case "state":
+            return not _PLACE.isdisjoint(node)
+        case "login":
+            return bool(node.get("type") == "User")
+    return bool(_EMAIL.fullmatch(value) or _HOSTED.fullmatch(value))
+
+
+def _children(node: Any) -> list[tuple[str | int, Any]]:
+    if isinstance(node, dict):
+        return list(node.items())
+    return list(enumerate(node)) if isinstance(node, list) else []
+
+
+def _scalars(node: Any, at: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(node, dict | list):
+        for key, value in _children(node):
+            yield from _scalars(value, (*at, key))
+    else:
+        yield at, node
+
+
+def _name(at: Path) -> str:
+    return next((key for key in reversed(at) if isinstance(key, str)), "")
+
+
+def _collect_emails(document: Any, fakes: Fakes) -> None:
+    """Addresses within longer texts: of a commit's co-authors, in a comment."""
+    for _, value in _scalars(document, ()):
+        for address in _EMAIL.findall(value) if isinstance(value, str) else ():
+            fakes.replace("email", address)
+
+
+class _Rewrite:
+    """Puts the stand-ins into a copy of the document."""
+
+    def __init__(self, places: set[Path], fakes: Fakes) -> None:
+        self._places, self._fakes, self._texts = places, fakes, fakes.texts
+        spread = sorted(filter(_is_telling, self._texts), key=len, reverse=True)
+        words = "|".join(map(re.escape, spread)) or "(?!)"
+        self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
+
+    def apply(self, node: Any, at: Path) -> Any:
+        if isinstance(node, dict):
+            return {key: self.apply(value, (*at, key)) for key, value in node.items()}
+        if isinstance(node, list):
+            return [self.apply(value, (*at, index)) for index, value in enumerate(node)]
+        name = _name(at)
+        if at in self._places:
+            return self._fakes.replace(name, node)
+        if not isinstance(node, str) or name in _KEPT:
+            return node
+        return self._pattern.sub(lambda match: self._texts[match[0]], node)
+
+
+def _is_telling(text: str) -> bool:
+    """Whether it can hardly stand elsewhere by chance."""
+    return len(text) >= (_SPREAD_DIGITS if text.isdecimal() else _SPREAD_CHARS)

@@ -1,0 +1,162 @@
+"""Recorded events: the file that `gateway show ID --save FILE` writes, and its reader."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from gateway.errors import BadPayload, CommandFailed
+from gateway.model import Envelope
+from gateway.providers import PROVIDERS
+from gateway.providers.payload import describe
+from gateway.samples.sample import Sample, lay_out
+
+_STRIPE_OBJECTS: Final = frozenset({"event", "v2.core.event"})
+_FIELDS: Final = ("provider", "type", "id", "headers", "body")
+_HOW: Final = "expected a file of `gateway show ID --save FILE`, or the JSON body of an event"
+_ANY_MOMENT: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A real event, kept as a file."""
+
+    provider: str
+    type: str
+    id: str
+    headers: Mapping[str, str]
+    """Names in lower case, without signatures and credentials."""
+    body: bytes
+    """JSON, laid out as the provider does it."""
+
+    @property
+    def sample(self) -> Sample:
+        """The same event, as the other samples are."""
+        return Sample(id=self.id, type=self.type, body=self.body)
+
+
+def dump_recorded(recorded: Recorded) -> bytes:
+    """The file of a recorded event: one JSON object with the body as JSON within it."""
+    document = {
+        "provider": recorded.provider,
+        "type": recorded.type,
+        "id": recorded.id,
+        "headers": dict(recorded.headers),
+        "body": orjson.loads(recorded.body),
+    }
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def load_recorded(path: Path, *, provider: str | None = None, type: str | None = None) -> Recorded:
+    """Reads a recorded event, or a bare body, as `gateway show ID --body` prints it.
+
+    A bare body of Stripe tells its type. One of GitHub does not: its `provider` and `type` must be
+    given (its event alone will do: the action is in the body). Where they are given for a file that
+    tells them too, they must agree.
+    """
+    document = _read(path)
+    if "body" in document and "provider" in document:
+        recorded = _from_file(path, document)
+    else:
+        recorded = _from_body(path, document, provider, type)
+    _check_given(path, "provider", provider, recorded.provider)
+    if recorded.provider != "github" or type != recorded.type.partition(".")[0]:
+        _check_given(path, "type", type, recorded.type)
+    return recorded
+
+
+def check_recorded(recorded: Recorded) -> None:
+    """Raises ValueError where the body is not the event that its id and type say."""
+    told = Envelope(id=recorded.id, type=recorded.type)
+    envelope = _envelope(recorded.provider, told, recorded.body)
+    for name in ("id", "type"):
+        found, expected = getattr(told, name), getattr(envelope, name)
+        if found != expected:
+            raise ValueError(f"`{name}`: found {found!r}; the body says {expected!r}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise CommandFailed(f"{path}: cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise CommandFailed(
+            f"{path}:{error.lineno}: not JSON: {error.msg} in column {error.colno}; {_HOW}"
+        ) from None
+    if not isinstance(document, dict):
+        raise CommandFailed(f"{path}: found {describe(document)}; {_HOW}")
+    return document
+
+
+def _from_file(path: Path, document: dict[str, Any]) -> Recorded:
+    provider, type, id = (_text(path, document, name) for name in ("provider", "type", "id"))
+    headers = document.get("headers", {})
+    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+        raise CommandFailed(f"{path}: `headers`: expected names with text")
+    unknown = sorted(document.keys() - set(_FIELDS))
+    if unknown:
+        raise CommandFailed(f"{path}: found `{unknown[0]}`; expected only {', '.join(_FIELDS)}")
+    recorded = Recorded(
+        provider=provider,
+        type=type,
+        id=id,
+        headers={name.lower(): value for name, value in headers.items()},
+        body=lay_out(provider, document["body"]),
+    )
+    try:
+        check_recorded(recorded)
+    except ValueError as error:
+        raise CommandFailed(f"{path}: {error}") from error
+    return recorded
+
+
+def _text(path: Path, document: dict[str, Any], name: str) -> str:
+    value = document.get(name)
+    if not isinstance(value, str) or not value:
+        raise CommandFailed(f"{path}: `{name}`: found {describe(value)}; expected text")
+    return value
+
+
+def _from_body(
+    path: Path, document: dict[str, Any], provider: str | None, type: str | None
+) -> Recorded:
+    name = provider or ("stripe" if document.get("object") in _STRIPE_OBJECTS else None)
+    if name is None or (name != "stripe" and type is None):
+        missing = "type" if name else "provider and its type"
+        raise CommandFailed(
+            f"{path}: the body does not tell its {missing}: give them too, "
+            "or record the event with `gateway show ID --save FILE`"
+        )
+    body = lay_out(name, document)
+    # The same file is the same event each time.
+    id = str(uuid.uuid5(uuid.NAMESPACE_OID, body.decode()))
+    try:
+        envelope = _envelope(name, Envelope(id=id, type=type or ""), body)
+    except ValueError as error:
+        raise CommandFailed(f"{path}: {error}") from error
+    headers = {"content-type": "application/json"}
+    return Recorded(provider=name, type=envelope.type, id=envelope.id, headers=headers, body=body)
+
+
+def _envelope(provider: str, told: Envelope, body: bytes) -> Envelope:
+    """What the provider reads from the body; where that tells nothing, what the file told."""
+    scheme = PROVIDERS.get(provider)
+    if scheme is None:
+        raise ValueError(f"provider: found {provider!r}; expected one of {', '.join(PROVIDERS)}")
+    if scheme.is_queue:
+        return told
+    headers = scheme.sign(body, secret=b"", id=told.id, type=told.type, now=_ANY_MOMENT)
+    try:
+        return scheme.read(headers, body)
+    except BadPayload as error:
+        raise ValueError(f"not an event of {provider}: {error}") from error
+
+
+def _check_given(path: Path, name: str, given: str | None, found: str) -> None:
+    if given is not None and given != found:
+        raise CommandFailed(f"{path}: {name}: found {found!r} in the file; asked for {given!r}")
