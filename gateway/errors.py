@@ -150,3 +150,10 @@ class Defer(HandlerSignal):
 
 class Reject(HandlerSignal):
     """Give up at once: the delivery becomes a dead letter."""
+
+
+class NotSent(GatewayError):
+    """Raised by what `ctx.once` calls: the effect certainly did not happen, and may be tried again.
+
+    The delivery fails with it and is retried by its policy.
+    """

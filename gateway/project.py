@@ -8,7 +8,7 @@ from typing import TypeVar
 from gateway.development import read_secrets
 from gateway.errors import ConfigInvalid, Problem
 from gateway.registry import Registry, load_registry
-from gateway.routes import Config, check_secrets, load_config
+from gateway.routes import Config, check_api_keys, check_secrets, load_config
 from gateway.secrets import Secret
 from gateway.settings import Settings
 
@@ -24,10 +24,16 @@ class Project:
     registry: Registry
     secrets: Mapping[str, tuple[Secret, ...]]
     """By the name of the route; empty for a worker, which verifies nothing."""
+    api_keys: Mapping[str, Secret]
+    """By the name of the route; empty for `serve`, which calls nobody."""
 
 
 def load_project(
-    settings: Settings, *, environ: Mapping[str, str] = os.environ, with_secrets: bool
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    with_secrets: bool = False,
+    with_api_keys: bool = False,
 ) -> Project:
     """Reads and checks everything; raises ConfigInvalid with every problem at once."""
     config = load_config(settings.config)
@@ -35,10 +41,15 @@ def load_project(
     secrets: dict[str, tuple[Secret, ...]] | None = {}
     if with_secrets:
         secrets = _collect(problems, lambda: load_secrets(settings, config, environ))
+    api_keys: dict[str, Secret] | None = {}
+    if with_api_keys:
+        api_keys = _collect(problems, lambda: check_api_keys(config, environ))
     registry = _collect(problems, lambda: load_registry(config))
-    if registry is None or secrets is None:
+    if registry is None or secrets is None or api_keys is None:
         raise ConfigInvalid(problems)
-    return Project(settings=settings, config=config, registry=registry, secrets=secrets)
+    return Project(
+        settings=settings, config=config, registry=registry, secrets=secrets, api_keys=api_keys
+    )
 
 
 def load_secrets(

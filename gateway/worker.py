@@ -1,9 +1,9 @@
 """Puts a worker together from the settings: pools, runner, sweeper. Knows nothing of Redis."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import structlog
@@ -11,20 +11,22 @@ import structlog
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     PREPARED_ONCE,
+    Connection,
     Pool,
     connect,
     open_pool,
     users_search_path,
 )
+from gateway.ledger.deliveries import keep_places
 from gateway.ledger.migrate import check_version
 from gateway.ledger.retention import Pruner
 from gateway.ledger.sessions import Sessions
-from gateway.registry import Registry
-from gateway.routes import Config
-from gateway.run.execution import Workbench
+from gateway.ledger.turns import StuckTurns, keep_policies
+from gateway.project import Project, database_url
+from gateway.run.bench import Workbench
 from gateway.run.intake import Intake
+from gateway.run.resources import OpenResources
 from gateway.run.runner import Runner
-from gateway.settings import Settings
 from gateway.sweep.sweeper import Sweeper
 
 LEASE_CONNECTIONS: Final = 2
@@ -38,11 +40,12 @@ log = structlog.get_logger("gateway.worker")
 class Worker:
     """Processes deliveries until it is stopped. Hints make it faster; it needs none."""
 
-    def __init__(self, settings: Settings, config: Config, registry: Registry, url: str) -> None:
-        self._settings = settings
-        self._config = config
-        self._registry = registry
-        self._url = url
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._settings = project.settings
+        self._subscriptions = project.registry.subscriptions
+        self._url = database_url(project.settings)
+        self._resources = OpenResources(project.registry.resources)
         self._tasks: list[asyncio.Task[None]] = []
         self._pools: list[Pool] = []
         self._sessions: Sessions | None = None
@@ -55,17 +58,21 @@ class Worker:
         connection = await connect(self._url, name="gateway worker")
         try:
             await check_version(connection)
+            await self._announce_policies(connection)
             search_path = await users_search_path(connection)
         finally:
             await connection.close()
+        resources = await self._resources.open()
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(30, connect=5))
-        self._runner, self._sweeper = await self._assemble(self._http, search_path)
+        bench = await self._workbench(self._http, search_path, resources)
+        self._runner, self._sweeper = await self._assemble(bench)
         self._tasks = [
             asyncio.create_task(self._runner.take_forever(), name="take"),
             asyncio.create_task(self._runner.beat_forever(), name="beat"),
             asyncio.create_task(self._sweeper.sweep_forever(), name="sweep"),
         ]
-        log.info("worker_started", handlers=len(self._handlers), slots=self._settings.concurrency)
+        handlers = len(self._subscriptions)
+        log.info("worker_started", handlers=handlers, slots=self._settings.concurrency)
 
     def hint(self, delivery_ids: Iterable[int]) -> None:
         """Says that these deliveries may be due."""
@@ -83,6 +90,7 @@ class Worker:
         if self._runner is None or self._sweeper is None:
             return
         await self._runner.drain(self._settings.grace)
+        await self._resources.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -100,11 +108,33 @@ class Worker:
         if self._runner is not None:
             self._runner.hurry()
 
-    @property
-    def _handlers(self) -> list[tuple[str, str]]:
-        return [(s.route, s.handler) for s in self._registry.subscriptions]
+    async def _announce_policies(self, connection: Connection) -> None:
+        """Tells the ledger what it has to know of our handlers."""
+        await keep_policies(connection, [(s.key, s.on_dead) for s in self._subscriptions])
+        for subscription in self._subscriptions:
+            if subscription.rate is not None:
+                await keep_places(connection, subscription.key, subscription.rate.count)
 
-    async def _assemble(self, http: httpx.AsyncClient, search_path: str) -> tuple[Runner, Sweeper]:
+    async def _workbench(
+        self, http: httpx.AsyncClient, search_path: str, resources: Mapping[str, Any]
+    ) -> Workbench:
+        self._sessions = Sessions(
+            self._url, name="gateway worker handlers", search_path=search_path
+        )
+        return Workbench(
+            work=self._sessions,
+            ledger=await self._pool("ledger", LEDGER_CONNECTIONS),
+            http=http,
+            patience=self._settings.lease,
+            config=self._project.config,
+            registry=self._project.registry,
+            api_keys=self._project.api_keys,
+            resources=resources,
+            on_retry=self._expect,
+            on_published=self.hint,
+        )
+
+    async def _assemble(self, bench: Workbench) -> tuple[Runner, Sweeper]:
         settings = self._settings
         # A lease need not survive a crash: its token is the fence.
         leases = await self._pool(
@@ -113,17 +143,14 @@ class Worker:
             command_timeout_s=COMMAND_TIMEOUT_S,
             synchronous_commit="off",
         )
-        ledger = await self._pool("ledger", LEDGER_CONNECTIONS)
-        work = Sessions(self._url, name="gateway worker handlers", search_path=search_path)
-        self._sessions = work
-        bench = Workbench(
-            work=work, ledger=ledger, http=http, patience=settings.lease, on_retry=self._expect
-        )
         intake = Intake(
-            leases, handlers=self._handlers, lease=settings.lease, scan_every=settings.sweep
+            leases,
+            subscriptions=self._subscriptions,
+            lease=settings.lease,
+            scan_every=settings.sweep,
         )
         runner = Runner(
-            subscriptions=self._registry.subscriptions,
+            subscriptions=self._subscriptions,
             leases=leases,
             bench=bench,
             intake=intake,
@@ -131,9 +158,10 @@ class Worker:
             lease=settings.lease,
         )
         sweeper = Sweeper(
-            ledger,
-            pruner=Pruner({route.name: route.retention for route in self._config.routes}),
-            handlers=self._handlers,
+            bench.ledger,
+            pruner=Pruner({route.name: route.retention for route in self._project.config.routes}),
+            handlers=[s.key for s in self._subscriptions],
+            turns=StuckTurns(),
             every=settings.sweep,
             lease=settings.lease,
             renew=runner.beat,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import asyncpg
@@ -26,6 +27,7 @@ from gateway.ledger.connection import (
     describe,
 )
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.turns import Turn, advance
 from gateway.model import Envelope, ReplayPolicy
 
 MAX_ROWS: Final = 64
@@ -48,6 +50,8 @@ class Claim(NamedTuple):
     body: bytes
     replay: ReplayPolicy | None
     handlers: tuple[str, ...]
+    order_keys: Mapping[str, str] = MappingProxyType({})
+    """For handlers whose deliveries take turns: by which key they do."""
     spooled: bool = False
     """Acknowledged before it was claimed: its bytes can be flagged, and no longer refused."""
 
@@ -234,9 +238,23 @@ class _Flusher:
         for waiter in firsts:
             if (ids := accepted.get(waiter.claim.key)) is not None:
                 _set(waiter, _accepted(waiter, ids))
+        await self._give_turns(self._connection, [w for w in firsts if w.claim.key in accepted])
         others = [w for w in batch if not w.answer.done()]
         if others:
             await self._explain(self._connection, others)
+
+    async def _give_turns(self, connection: Connection, accepted: Sequence[_Waiter]) -> None:
+        """After the commit, and after the answer: what gets no turn now gets it from the sweep."""
+        turns = [
+            Turn(waiter.claim.route, handler, key)
+            for waiter in accepted
+            for handler, key in waiter.claim.order_keys.items()
+        ]
+        if not turns:
+            return
+        reached("turn.giving")
+        if delivery_ids := await advance(connection, turns):
+            self._on_accepted(delivery_ids)
 
     async def _explain(self, connection: Connection, waiters: Sequence[_Waiter]) -> None:
         """Answers those whose key was taken; the rest is claimed again, the reason being gone."""
@@ -298,6 +316,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "replay": claim.replay,
             "replay_of": replay_of,
             "handlers": claim.handlers,
+            "order_keys": claim.order_keys or None,
             "spooled": claim.spooled,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)

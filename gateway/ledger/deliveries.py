@@ -1,6 +1,6 @@
 """The life of a delivery: leased, renewed, settled, taken back, replayed, discarded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +14,7 @@ from gateway.errors import CommandFailed, LeaseLost, TransitionRefused
 from gateway.ledger.connection import Executor
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.sessions import Session
+from gateway.ledger.turns import Turn, advance
 from gateway.model import Event, Lease, Outcome, Status
 
 MAX_LOSSES: Final = 10
@@ -41,6 +42,14 @@ class Settlement:
         return self.outcome in {Outcome.DONE, Outcome.RETRY, Outcome.DEAD}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How many deliveries may run at once, and for how long a start takes a place."""
+
+    concurrency: int | None
+    period: timedelta | None
+
+
 DONE: Final = Settlement(status=Status.DONE, outcome=Outcome.DONE)
 
 
@@ -63,6 +72,30 @@ async def lease_due(
     routes, names = _columns(handlers)
     rows = await ledger.fetch(QUERIES["lease_due"], routes, names, limit, lease)
     return [_lease(row) for row in rows]
+
+
+async def lease_limited(
+    ledger: Executor, room: int, handler: tuple[str, str], limit: Limit, lease: timedelta
+) -> list[Lease]:
+    """Leases what is due of a handler, as far as its limit allows."""
+    leased = await ledger.fetch(
+        QUERIES["lease_limited"], *handler, limit.concurrency, limit.period, room, lease
+    )
+    if not leased:
+        return []
+    ids, tokens = [row["id"] for row in leased], [row["lease_token"] for row in leased]
+    return [_lease(row) for row in await ledger.fetch(QUERIES["read_leased"], ids, tokens)]
+
+
+async def next_place(ledger: Executor, handler: tuple[str, str]) -> timedelta:
+    """How long until a handler with a rate may start another delivery."""
+    wait: timedelta | None = await ledger.fetchval(QUERIES["next_place"], *handler)
+    return wait or timedelta()
+
+
+async def keep_places(ledger: Executor, handler: tuple[str, str], count: int) -> None:
+    """Makes as many places as may start in the period of the handler's rate."""
+    await ledger.execute(QUERIES["keep_places"], *handler, count)
 
 
 async def renew(ledger: Executor, leases: Sequence[Lease], lease: timedelta) -> set[UUID]:
@@ -113,12 +146,24 @@ def _fenced(lease: Lease) -> Iterator[None]:
 async def reap(ledger: Executor, limit: int, lease: timedelta) -> list[asyncpg.Record]:
     """Takes back leases that ran out."""
     rows: list[asyncpg.Record] = await ledger.fetch(QUERIES["reap"], limit, MAX_LOSSES, lease)
+    await advance(ledger, turns_of(row for row in rows if row["status"] == Status.DEAD))
     return rows
+
+
+def turns_of(rows: Iterable[asyncpg.Record]) -> list[Turn]:
+    """The turns of deliveries that have just left theirs, or come back to wait for it."""
+    return [
+        Turn(row["route"], row["handler"], row["order_key"])
+        for row in rows
+        if row["order_key"] is not None
+    ]
 
 
 async def replay(ledger: Executor, delivery_id: int, *, actor: str, reason: str | None) -> None:
     """Starts a fresh round of attempts. Raises TransitionRefused where the state forbids it."""
-    if await ledger.fetchval(QUERIES["replay"], delivery_id, actor, reason) is not None:
+    moved = await ledger.fetchrow(QUERIES["replay"], delivery_id, actor, reason)
+    if moved is not None:
+        await advance(ledger, turns_of([moved]))
         return
     row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
     if row is None:
@@ -134,7 +179,9 @@ async def replay(ledger: Executor, delivery_id: int, *, actor: str, reason: str 
 
 async def discard(ledger: Executor, delivery_id: int, *, actor: str, reason: str | None) -> None:
     """Gives up what waits or is dead. Raises TransitionRefused where the state forbids it."""
-    if await ledger.fetchval(QUERIES["discard"], delivery_id, actor, reason) is not None:
+    moved = await ledger.fetchrow(QUERIES["discard"], delivery_id, actor, reason)
+    if moved is not None:
+        await advance(ledger, turns_of([moved]))
         return
     row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
     if row is None:

@@ -2,12 +2,14 @@
 -- Events and their deliveries in one statement; a key that is taken comes back as no row, and so do
 -- bytes that another event brought first (processed_events_guard), unless they are known to be flagged.
 -- In key order, so that two processes with crossed batches wait for each other and never in a circle.
+-- Deliveries are numbered in the order of arrival. One with an order key waits for its turn (advance).
 with input as materialized (
     select c.*, b.body
     from json_to_recordset($1::json) as c (
         n bigint, route text, event_id text, provider text, type text, account text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
-        headers jsonb, replay text, replay_of text, handlers json, spooled boolean)
+        headers jsonb, replay text, replay_of text, handlers json,
+        order_keys json, spooled boolean)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
@@ -22,13 +24,15 @@ with input as materialized (
     on conflict do nothing
     returning route, event_id
 ), fanned as (
-    insert into gateway.deliveries (route, event_id, handler, due_at)
-    select c.route, c.event_id, h.handler,
-           case when i.spooled then least(i.received_at, now()) else now() end  -- before what came later
+    insert into gateway.deliveries (route, event_id, handler, order_key, due_at)
+    select c.route, c.event_id, h.handler, i.order_keys ->> h.handler,
+           case when i.order_keys ->> h.handler is not null then 'infinity'
+                when i.spooled then least(i.received_at, now())  -- before what came later
+                else now() end
     from claimed c
     join input i using (route, event_id)
     cross join json_array_elements_text(i.handlers) as h (handler)
-    order by c.route, c.event_id, h.handler
+    order by i.n, h.handler
     returning id, route, event_id
 )
 select route, event_id, coalesce(array_agg(id) filter (where id is not null), '{}') as delivery_ids
@@ -100,6 +104,148 @@ from leased l
 join gateway.processed_events e using (route, event_id)
 order by l.due_at, l.id;
 
+-- name: lease_limited
+-- What is due of a handler with a concurrency or a rate (deliveries_due, deliveries_slot).
+select id, lease_token from gateway.lease_limited($1, $2, $3, $4, $5, $6);
+
+-- name: read_leased
+-- Deliveries that were just leased, with their events (primary keys).
+select d.id, d.lease_token, d.handler, d.attempts, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+from gateway.deliveries d
+cross join lateral (  -- as a plain join, it may be one with all events
+    select * from gateway.processed_events where route = d.route and event_id = d.event_id limit 1
+) e
+where d.id = any ($1::bigint[]) and d.lease_token = any ($2::uuid[])
+order by d.due_at, d.id;
+
+-- name: next_place
+-- How long until a handler with a rate may start another delivery.
+select greatest(min(free_at), now()) - now()  -- a place that was never taken is free since ever
+from gateway.places
+where route = $1 and handler = $2;
+
+-- name: keep_policies
+-- What the functions of the ledger must know of handlers whose deliveries take turns, or did.
+insert into gateway.handlers (route, handler, on_dead)
+select * from unnest($1::text[], $2::text[], $3::text[])
+on conflict (route, handler) do update set on_dead = excluded.on_dead
+where handlers.on_dead <> excluded.on_dead;
+
+-- name: keep_places
+-- As many places for a handler with a rate as may start in its period.
+with gone as (
+    delete from gateway.places where route = $1 and handler = $2 and place > $3
+)
+insert into gateway.places (route, handler, place)
+select $1, $2, n from generate_series(1, $3) as n
+on conflict do nothing;
+
+-- name: advance
+-- Gives the turn to the first of each key that waits for it; returns what may run now. In the order of
+-- their locks, so that two of these wait for each other and never in a circle.
+select gateway.advance(k.route, k.handler, k.key) as id
+from (
+    select distinct gateway.turn_lock(route, handler, key), route, handler, key
+    from unnest($1::text[], $2::text[], $3::text[]) as k (route, handler, key)
+    order by 1
+) k;
+
+-- name: find_stuck
+-- Walks on through the keys for which something waits (deliveries_held), whoever has a handler for it,
+-- and tells those of which nothing has the turn: whoever should have given it was killed before it could.
+with recursive held as (
+    (select route, handler, order_key, 1 as n
+     from gateway.deliveries
+     where (route, handler, order_key) > ($1, $2, $3) and order_key is not null
+       and status = 'pending' and due_at = 'infinity'
+     order by route, handler, order_key
+     limit 1)
+    union all
+    select next.route, next.handler, next.order_key, h.n + 1
+    from held h
+    cross join lateral (
+        select route, handler, order_key
+        from gateway.deliveries
+        where (route, handler, order_key) > (h.route, h.handler, h.order_key)
+          and order_key is not null and status = 'pending' and due_at = 'infinity'
+        order by route, handler, order_key
+        limit 1
+    ) next
+    where h.n < $4
+)
+select h.route, h.handler, h.order_key as key, not exists (
+    select from gateway.deliveries d
+    where d.route = h.route and d.handler = h.handler and d.order_key = h.order_key
+      and d.status in ('pending', 'running') and d.due_at < 'infinity'
+) as is_stuck
+from held h
+order by h.n;
+
+-- name: find_once
+-- Which delivery was the first to finish for a key, and its event.
+select o.delivery_id, d.event_id, o.finished_at
+from gateway.once_keys o
+left join gateway.deliveries d on d.id = o.delivery_id
+where o.route = $1 and o.handler = $2 and o.key = $3;
+
+-- name: keep_once
+-- In the handler's own transaction: it is done for this key, unless another delivery was first.
+insert into gateway.once_keys as o (route, handler, key, delivery_id)
+values ($1, $2, $3, $4)
+on conflict (route, handler, key) do update set finished_at = now()
+where o.delivery_id = excluded.delivery_id
+returning true;
+
+-- name: begin_effect
+-- Under the current lease, and only there. Begins it; where its end is unknown, again if asked to.
+with held as (
+    select id from gateway.deliveries where id = $1 and lease_token = $2 for share
+), begun as (
+    insert into gateway.effects as e (delivery_id, name, token)
+    select id, $3, $2 from held
+    on conflict (delivery_id, name) do update
+    set token = excluded.token, calls = e.calls + 1, begun_at = now()
+    where e.status = 'begun' and $4
+    returning true
+)
+select exists (select from held) as is_held, exists (select from begun) as is_begun, e.status, e.result,
+       e.begun_at
+from (values (1)) as one
+left join gateway.effects e on e.delivery_id = $1 and e.name = $3;
+
+-- name: finish_effect
+-- It happened, and this is what came of it. Again, where the answer to this got lost.
+update gateway.effects
+set status = 'done', result = $4, finished_at = now()
+where delivery_id = $1 and name = $2 and token = $3
+returning true;
+
+-- name: release_effect
+-- It certainly did not happen. Kept where an earlier call may have come through.
+delete from gateway.effects
+where delivery_id = $1 and name = $2 and token = $3 and status = 'begun' and calls = 1;
+
+-- name: publish
+-- A job in the handler's own transaction: an event with its deliveries, unless the key is taken.
+with claimed as (
+    insert into gateway.processed_events
+        (route, event_id, provider, type, occurred_at, received_at, digest, headers, body)
+    values ($1, $2, 'publish', $3, $4, $4, $5, '{}', $6)
+    on conflict do nothing
+    returning route, event_id
+), fanned as (
+    insert into gateway.deliveries (route, event_id, handler, order_key, due_at)
+    select c.route, c.event_id, h.handler, h.order_key,
+           case when h.order_key is null then now() else 'infinity' end
+    from claimed c
+    cross join unnest($7::text[], $8::text[]) as h (handler, order_key)
+    order by h.handler
+    returning id
+)
+select exists (select from claimed) as is_new, array (select id from fanned) as delivery_ids,
+       (select digest <> $5 from gateway.processed_events where route = $1 and event_id = $2) as differs;
+
 -- name: renew
 -- Keeps leases alive and says which are still held. A row that is being settled right now is locked:
 -- it is held, and is not waited for, since waiting would let the others expire.
@@ -140,18 +286,19 @@ with expired as (
         due_at = now(),
         error = 'WORKER_LOST: the lease ran out while the handler was running',
         finished_at = case when d.losses + 1 >= $2 then now() end,
-        lease_token = null, leased_until = null
+        lease_token = null, leased_until = null, slot = null
     from expired
     where d.id = expired.id and d.status = 'running'
-    returning d.id, d.runs, d.leased_at, d.route, d.event_id, d.handler, d.status, d.error
+    returning d.id, d.runs, d.leased_at, d.route, d.event_id, d.handler, d.status, d.error, d.order_key
 ), noted as (
     insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
     select id, runs, leased_at, now(), 'lost', error from reaped
 )
-select id, route, event_id, handler, status from reaped;
+select id, route, event_id, handler, status, order_key from reaped;
 
 -- name: replay
 -- A fresh round of attempts, now, with its audit row. Refused while running, and once the body is gone.
+-- One with an order key runs now if it has the turn, else when it gets it (advance).
 with kept as (
     select d.id
     from gateway.deliveries d
@@ -160,16 +307,17 @@ with kept as (
     for key share of e
 ), replayed as (
     update gateway.deliveries d
-    set status = 'pending', attempts = 0, losses = 0, due_at = now(), error = null,
-        finished_at = null
+    set status = 'pending', attempts = 0, losses = 0, error = null, finished_at = null,
+        due_at = case when d.order_key is null or d.status = 'pending' and d.due_at < 'infinity'
+                      then now() else 'infinity' end
     from kept
     where d.id = kept.id and d.status in ('pending', 'done', 'dead', 'discarded')
-    returning d.id, d.route, d.event_id
+    returning d.id, d.route, d.event_id, d.handler, d.order_key
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
     select $2, 'replay', id, route, event_id, $3 from replayed
 )
-select id from replayed;
+select id, route, handler, order_key from replayed;
 
 -- name: discard
 -- Gives up what waits or is dead, with its audit row. Refused in every other state (primary key).
@@ -177,12 +325,12 @@ with discarded as (
     update gateway.deliveries
     set status = 'discarded', finished_at = now()
     where id = $1 and status in ('pending', 'dead')
-    returning id, route, event_id
+    returning id, route, event_id, handler, order_key
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
     select $2, 'discard', id, route, event_id, $3 from discarded
 )
-select id from discarded;
+select id, route, handler, order_key from discarded;
 
 -- name: alive
 -- A worker says that it lives and which handlers it has, and forgets those that have not for a while.
@@ -198,8 +346,8 @@ on conflict (id) do update set seen_at = now(), handlers = excluded.handlers
 returning greatest((select seen_at from latest) - now(), interval '0') as set_back;
 
 -- name: set_back
--- The server's clock was set back: what became due, or was leased, by the time before would wait until
--- it comes again.
+-- The server's clock was set back: what became due, got its turn, or was leased by the time before would
+-- wait until it comes again.
 with noticed as (
     update gateway.workers set seen_at = now() where seen_at > now()
 ), leased as (
@@ -213,8 +361,8 @@ with noticed as (
     update gateway.deliveries set due_at = greatest(due_at - $1::interval, now())
     where id = any (array (
         select d.id from gateway.deliveries d
-        where d.status = 'pending' and d.due_at > now()
-          and (d.created_at > now() or exists (
+        where d.status = 'pending' and d.due_at > now() and d.due_at < 'infinity'
+          and (d.created_at > now() or d.order_key is not null and d.runs = 0 or exists (
               select from gateway.attempts a
               where a.delivery_id = d.id and a.number = d.runs and a.finished_at > now()))
         for update skip locked
@@ -314,6 +462,10 @@ with held as materialized (
     returning id
 ), forgotten as (
     delete from gateway.attempts where delivery_id = any (array (select id from ended))
+), undone as (
+    delete from gateway.effects where delivery_id = any (array (select id from ended))
+), freed as (
+    delete from gateway.once_keys where delivery_id = any (array (select id from ended))
 ), removed as (
     delete from gateway.processed_events
     where ctid = any (array (select place from sorted where is_over))
@@ -388,7 +540,7 @@ order by e.route;
 -- name: find_delivery
 -- One delivery and where it stands (primary key).
 select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
-       d.created_at, d.due_at, d.leased_at, d.finished_at,
+       d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key,
        exists (select from gateway.processed_events e
                where e.route = d.route and e.event_id = d.event_id and e.body is not null)
            as payload_kept
@@ -398,7 +550,7 @@ where d.id = $1;
 -- name: list_deliveries
 -- The deliveries of one event.
 select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
-       d.created_at, d.due_at, d.leased_at, d.finished_at
+       d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key
 from gateway.deliveries d
 where d.route = $1 and d.event_id = $2
 order by d.id;
@@ -410,6 +562,13 @@ from gateway.attempts
 where delivery_id = any ($1::bigint[])
 order by delivery_id, number;
 
+-- name: list_effects
+-- The outside effects of some deliveries.
+select delivery_id, name, status, calls, result, begun_at, finished_at
+from gateway.effects
+where delivery_id = any ($1::bigint[])
+order by delivery_id, begun_at, name;
+
 -- name: list_audit
 -- What was done to some deliveries by people and by retention.
 select delivery_id, at, actor, action, reason
@@ -419,21 +578,42 @@ order by id;
 
 -- name: count_unfinished
 -- Waiting, running and dead deliveries per handler, from their partial indexes.
-select route, handler, status, count(*) as n, min(due_at) filter (where due_at <= now()) as oldest_at
+select route, handler, status, count(*) as n, min(due_at) filter (where due_at <= now()) as oldest_at,
+       count(*) filter (where due_at = 'infinity') as waiting_turn
 from gateway.deliveries
 where status = 'pending'
 group by route, handler, status
 union all
-select route, handler, status, count(*), min(leased_at)
+select route, handler, status, count(*), min(leased_at), 0
 from gateway.deliveries
 where status = 'running'
 group by route, handler, status
 union all
-select route, handler, status, count(*), min(finished_at)
+select route, handler, status, count(*), min(finished_at), 0
 from gateway.deliveries
 where status = 'dead'
 group by route, handler, status
 order by route, handler, status;
+
+-- name: count_blocked
+-- Keys that a dead delivery blocks, with what waits behind it, per handler (deliveries_blocking,
+-- deliveries_held).
+select d.route, d.handler, count(*) as keys, sum(waiting.n)::bigint as waiting
+from gateway.handlers h
+cross join lateral (
+    select distinct route, handler, order_key
+    from gateway.deliveries
+    where route = h.route and handler = h.handler and order_key is not null and status = 'dead'
+) d
+cross join lateral (
+    select count(*) as n
+    from gateway.deliveries w
+    where w.route = d.route and w.handler = d.handler and w.order_key = d.order_key
+      and w.status = 'pending' and w.due_at = 'infinity'
+) waiting
+where h.on_dead = 'block'
+group by d.route, d.handler
+order by d.route, d.handler;
 
 -- name: count_received
 -- Events per route in the last while, and the newest (processed_events_received).

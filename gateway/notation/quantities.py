@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `1h30m`, `25MiB`."""
+"""Durations, sizes and rates as people write them: `1h30m`, `25MiB`, `100/m`."""
 
 import re
 from collections.abc import Mapping
@@ -35,6 +35,9 @@ DURATION_PATTERN: Final = "(?=[0-9])" + "".join(
 SIZE_PATTERN: Final = f"([0-9]{{1,12}})({'|'.join(SIZE_UNITS)})?"
 DURATION_EXPECTED: Final = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 SIZE_EXPECTED: Final = "a size such as 64KiB, 1MiB or 1000000"
+MOST_IN_PERIOD: Final = 10_000
+RATE_PATTERN: Final = r"([0-9]{1,5})/(\S{1,20})"
+RATE_EXPECTED: Final = f"a rate such as 5/s, 100/m or 20/10s, of at most {MOST_IN_PERIOD} a period"
 
 
 def parse_duration(text: str) -> timedelta:
@@ -67,6 +70,27 @@ def parse_size(text: str) -> int:
         raise Unexpected(found=describe(text), expected=SIZE_EXPECTED)
     count, unit = match.groups()
     return int(count) * SIZE_UNITS[unit or "B"]
+
+
+def parse_rate(text: str) -> tuple[int, timedelta]:
+    """Read how many there may be in which period; `100/m` is `100/1m`."""
+    match = re.fullmatch(RATE_PATTERN, text)
+    if match is None:
+        raise Unexpected(found=describe(text), expected=RATE_EXPECTED)
+    count, unit = int(match[1]), match[2]
+    try:
+        period = DURATION_UNITS.get(unit) or parse_duration(unit)
+    except Unexpected:
+        raise Unexpected(found=describe(text), expected=RATE_EXPECTED) from None
+    if not 1 <= count <= MOST_IN_PERIOD or not period:
+        raise Unexpected(found=describe(text), expected=RATE_EXPECTED)
+    return count, period
+
+
+def format_rate(count: int, period: timedelta) -> str:
+    """Write a rate as `parse_rate` reads it."""
+    units = {length: unit for unit, length in DURATION_UNITS.items()}
+    return f"{count}/{units.get(period) or format_duration(period)}"
 
 
 def format_size(size_bytes: int) -> str:

@@ -78,6 +78,7 @@ async def _with_deliveries(connection: Connection, event: asyncpg.Record) -> Row
     )
     ids = [d["delivery_id"] for d in deliveries]
     attempts = await connection.fetch(QUERIES["list_attempts"], ids)
+    effects = await connection.fetch(QUERIES["list_effects"], ids)
     audit = await connection.fetch(QUERIES["list_audit"], ids)
     headers = None if event["headers"] is None else orjson.loads(event["headers"])
     return dict(event) | {
@@ -86,6 +87,7 @@ async def _with_deliveries(connection: Connection, event: asyncpg.Record) -> Row
             dict(d)
             | {
                 "attempt_log": _of(d["delivery_id"], attempts),
+                "effects": _of(d["delivery_id"], effects),
                 "audit": _of(d["delivery_id"], audit),
             }
             for d in deliveries

@@ -84,9 +84,11 @@ def make_sender(
 ) -> Sender:
     """Checks everything that can be wrong before anything is sent."""
     config = load_config(settings.config)
-    route = next((r for r in config.routes if r.name == route_name), None)
+    route = next((r for r in config.doors if r.name == route_name), None)
     if route is None:
-        known = ", ".join(r.name for r in config.routes)
+        if any(r.name == route_name for r in config.routes):
+            raise CommandFailed(f"{route_name!r} is a queue: handlers publish to it (ctx.publish)")
+        known = ", ".join(r.name for r in config.doors)
         raise CommandFailed(
             f"there is no route {route_name!r} in {settings.config}: it has {known}"
         )

@@ -97,6 +97,12 @@ async def _handlers(connection: Connection, workers: list[Row]) -> list[Row]:
         entry[row["status"]] = row["n"]
         if row["status"] == "pending":
             entry["oldest_due_at"] = row["oldest_at"]
+            entry["waiting_turn"] = row["waiting_turn"]
+    for row in await connection.fetch(QUERIES["count_blocked"]):
+        entry = found[row["route"], row["handler"]]
+        entry["blocked_keys"] = row["keys"]
+        if row["waiting"]:
+            entry["note"] = f"dead deliveries block {row['keys']} keys, {row['waiting']} wait"
     return list(found.values())
 
 
@@ -106,8 +112,10 @@ def _empty(route: str, handler: str, orphaned: bool) -> Row:
         "handler": handler,
         "pending": 0,
         "oldest_due_at": None,
+        "waiting_turn": 0,
         "running": 0,
         "dead": 0,
+        "blocked_keys": 0,
         "orphaned": orphaned,
         "note": "orphaned: no worker has this handler" if orphaned else None,
     }

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.project import database_url, load_project, redis_url
+from gateway.project import load_project, redis_url
 from gateway.queue.worker import worker_settings
 from gateway.settings import load_settings
 from gateway.worker import Worker
@@ -13,9 +13,5 @@ def __getattr__(name: str) -> Any:
     if name != "WorkerSettings":
         raise AttributeError(name)
     settings = load_settings()
-    project = load_project(settings, with_secrets=False)
-    url = database_url(settings)
-    return worker_settings(
-        redis_url(settings),
-        lambda: Worker(settings, project.config, project.registry, url),
-    )
+    project = load_project(settings, with_api_keys=True)
+    return worker_settings(redis_url(settings), lambda: Worker(project))

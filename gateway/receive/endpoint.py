@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -28,6 +28,7 @@ from gateway.receive.body import SenderGone, read_body
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.metrics import Metrics, Outcomes
 from gateway.receive.protocol import Reply
+from gateway.registry import Registry
 from gateway.routes import Route
 from gateway.spool.spool import Spool
 
@@ -53,7 +54,7 @@ class Endpoint:
         route: Route,
         *,
         secrets: Sequence[bytes],
-        match: Callable[[str, str], tuple[str, ...]],
+        registry: Registry,
         claimer: Claimer,
         spool: Spool | None,
         admission: Admission,
@@ -63,7 +64,7 @@ class Endpoint:
         self._route = route
         self._provider = route.provider
         self._secrets = tuple(secrets)
-        self._match = match
+        self._registry = registry
         self._claimer = claimer
         self._spool = spool
         self._admission = admission
@@ -141,6 +142,12 @@ class Endpoint:
             self._log.info("event_ignored", event_id=envelope.id, type=envelope.type)
             return answers.received("ignored", envelope.id)
         route = self._route
+        handlers = self._registry.for_event(route.name, envelope.type)
+        order = (route.name, handlers, headers, body)
+        if len(body) > THREAD_BYTES:
+            order_keys = await asyncio.to_thread(self._registry.order_keys, *order)
+        else:
+            order_keys = self._registry.order_keys(*order)
         claim = Claim(
             route=route.name,
             provider=self._provider.name,
@@ -150,7 +157,8 @@ class Endpoint:
             headers={n: v for n, v in headers.items() if n not in CREDENTIALS},
             body=body,
             replay=self._provider.replay_policy(envelope.type, route.replay),
-            handlers=self._match(route.name, envelope.type),
+            handlers=handlers,
+            order_keys=order_keys,
         )
         reached("claim.verified")
         claimed = await self._make_durable(claim)

@@ -2,5 +2,14 @@
 
 from gateway.registry.decorator import HandlerFunction, handler
 from gateway.registry.registry import Registry, Subscription, load_registry
+from gateway.registry.resource import Resource, resource
 
-__all__ = ["HandlerFunction", "Registry", "Subscription", "handler", "load_registry"]
+__all__ = [
+    "HandlerFunction",
+    "Registry",
+    "Resource",
+    "Subscription",
+    "handler",
+    "load_registry",
+    "resource",
+]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gateway.notation.problems import CREDENTIAL, Unexpected
 from gateway.registry.decorator import HandlerFunction, HandlerSpec, spec_of
+from gateway.registry.resource import Resource, is_resource
 
 SHOWN_CHARS: Final = 200
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -30,17 +31,32 @@ class Decorated:
     place: str
 
 
-def read_handlers(module_name: str) -> list[Decorated | Unexpected]:
-    """The handlers that a module defines, in order, and all that is wrong with it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """What a module offers, in order, and all that is wrong with it."""
+
+    handlers: tuple[Decorated | Unexpected, ...]
+    resources: tuple[Resource, ...] = ()
+
+
+def read_module(module_name: str) -> Module:
+    """Imports a module and looks through it."""
     try:
         module = _import(module_name)
     except Unexpected as problem:
-        return [problem]
-    handlers = [*_overwritten(module), *_decorated(module)]
+        return Module(handlers=(problem,))
+    handlers = (*_overwritten(module), *_decorated(module))
     if handlers:
-        return handlers
+        return Module(handlers=handlers, resources=tuple(_resources(module)))
     found = f"{module_name}, which defines no @handler"
-    return [Unexpected(found=found, expected="a module that defines one")]
+    return Module(handlers=(Unexpected(found=found, expected="a module that defines one"),))
+
+
+def _resources(module: ModuleType) -> Iterator[Resource]:
+    """What the module marks, and what it imports to share it: one function is one resource."""
+    for thing in vars(module).values():
+        if isinstance(thing, FunctionType) and is_resource(thing):
+            yield Resource(name=thing.__name__, function=thing, place=_place_of(thing))
 
 
 def _import(name: str) -> ModuleType:
@@ -52,7 +68,7 @@ def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        found = f"{name}, which does not import: {_told(error)}"
+        found = f"{name}, which does not import: {_told(error)}{_shadow(name, error)}"
         raise Unexpected(found=found, expected=f"a module that imports from {folder}") from None
 
 
@@ -63,6 +79,16 @@ def _told(error: BaseException) -> str:
         text = type(error).__name__
     place = _place_of_error(error)
     return text[:SHOWN_CHARS] + (f" ({place})" if place else "")
+
+
+def _shadow(name: str, error: BaseException) -> str:
+    """A folder without an __init__.py gives way to a package of its name anywhere else."""
+    top = name.partition(".")[0]
+    package = sys.modules.get(top)
+    elsewhere = package is not None and package.__file__ and not _is_theirs(Path(package.__file__))
+    if isinstance(error, ModuleNotFoundError) and elsewhere and Path(top).is_dir():
+        return f" (another package {top} comes first: put an __init__.py into {top}/)"
+    return ""
 
 
 def _place_of_error(error: BaseException) -> str | None:

@@ -1,18 +1,22 @@
 """All subscriptions of a configuration."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
+import orjson
+
 from gateway.errors import ConfigInvalid, Problem
-from gateway.model import RetryPolicy
+from gateway.model import OnDead, Rate, RetryPolicy, payload_bytes
 from gateway.notation.problems import Unexpected
 from gateway.notation.quantities import format_duration
 from gateway.registry.decorator import HandlerFunction
-from gateway.registry.modules import Decorated, read_handlers
+from gateway.registry.key_path import KeyPath
+from gateway.registry.modules import Decorated, Module, read_module
+from gateway.registry.resource import Resource
 from gateway.routes import Config, Route
 
 REMEMBERED_TYPES: Final = 4096
@@ -30,13 +34,37 @@ class Subscription:
     function: HandlerFunction
     timeout: timedelta
     retry: RetryPolicy
+    once_per: KeyPath | None = None
+    order_by: KeyPath | None = None
+    on_dead: OnDead = OnDead.PASS
+    concurrency: int | None = None
+    rate: Rate | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.route, self.handler
+
+    @property
+    def turns(self) -> KeyPath | None:
+        """By which key its deliveries take turns. What is done once per key must not be begun twice
+        at the same time either."""
+        return self.order_by or self.once_per
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether only so many may run at once, or start in a period."""
+        return self.concurrency is not None or self.rate is not None
 
 
 class Registry:
-    """All subscriptions of a configuration."""
+    """All subscriptions of a configuration, and what their handlers share."""
 
-    def __init__(self, subscriptions: Iterable[Subscription]) -> None:
+    def __init__(
+        self, subscriptions: Iterable[Subscription], resources: Iterable[Resource] = ()
+    ) -> None:
         self.subscriptions = tuple(subscriptions)
+        self.resources = tuple(resources)
+        self._turns = {s.key: s.turns for s in self.subscriptions if s.turns is not None}
         self._remembered = lru_cache(maxsize=REMEMBERED_TYPES)(self._matching)
 
     def for_event(self, route: str, type: str) -> tuple[str, ...]:
@@ -44,6 +72,17 @@ class Registry:
         if len(type) > REMEMBERED_TYPE_CHARS:
             return self._matching(route, type)
         return self._remembered(route, type)
+
+    def order_keys(
+        self, route: str, handlers: Iterable[str], headers: Mapping[str, str], body: bytes
+    ) -> dict[str, str]:
+        """For those of the handlers that take turns: by which key they do for this event."""
+        paths = {h: self._turns[route, h] for h in handlers if (route, h) in self._turns}
+        if not paths:
+            return {}
+        payload = orjson.loads(payload_bytes(headers, body))
+        keys = {handler: path.key(payload) for handler, path in paths.items()}
+        return {handler: key for handler, key in keys.items() if key is not None}
 
     def _matching(self, route: str, type: str) -> tuple[str, ...]:
         return tuple(
@@ -56,21 +95,36 @@ class Registry:
 def load_registry(config: Config) -> Registry:
     """Import the handlers of every route. Raises ConfigInvalid with all that is wrong with them."""
     names = dict.fromkeys(name for route in config.routes for name in route.handlers)
-    modules = {name: read_handlers(name) for name in names}
+    modules = {name: read_module(name) for name in names}
     subscriptions: list[Subscription] = []
     problems: list[Problem] = []
     for route in config.routes:
         taken: dict[str, str] = {}
         for index, name in enumerate(route.handlers):
-            for item in modules[name]:
+            for item in modules[name].handlers:
                 try:
                     subscriptions.append(_subscribe(config, route, item, taken))
                 except Unexpected as error:
                     at = ("routes", route.name, "handlers", index)
                     problems.append(config.problem(*at, found=error.found, expected=error.expected))
-    if problems:
-        raise ConfigInvalid(problems)
-    return Registry(subscriptions)
+    resources, shared = _resources(config, modules)
+    if problems or shared:
+        raise ConfigInvalid([*problems, *shared])
+    return Registry(subscriptions, resources)
+
+
+def _resources(
+    config: Config, modules: Mapping[str, Module]
+) -> tuple[list[Resource], list[Problem]]:
+    """All resources by their names, which are one namespace: `ctx.resources`."""
+    found: dict[str, Resource] = {}
+    problems: list[Problem] = []
+    for item in (item for module in modules.values() for item in module.resources):
+        first = found.setdefault(item.name, item)
+        if first.function is not item.function:
+            both = f"two resources named {item.name} ({first.place} and {item.place})"
+            problems.append(config.problem("routes", found=both, expected="one name each"))
+    return list(found.values()), problems
 
 
 def _subscribe(
@@ -92,6 +146,11 @@ def _subscribe(
         function=item.function,
         timeout=item.spec.timeout or config.timeout,
         retry=_retry(config, item),
+        once_per=item.spec.once_per,
+        order_by=item.spec.order_by,
+        on_dead=item.spec.on_dead,
+        concurrency=item.spec.concurrency,
+        rate=item.spec.rate,
     )
 
 

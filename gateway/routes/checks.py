@@ -18,6 +18,7 @@ from gateway.notation.quantities import (
     lasting,
 )
 from gateway.providers import PROVIDERS, Provider
+from gateway.providers.publish import PUBLISH
 from gateway.secrets import REFERENCE_PATTERN, SecretRef
 
 DAY: Final = timedelta(days=1)
@@ -36,6 +37,7 @@ MODULE_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 OWN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 OWN_FOLDERS: Final = frozenset({"console", "api", "v1"})
 KNOWS_LIVEMODE: Final = frozenset({"stripe"})
+CALLS_STRIPE: Final = frozenset({"stripe", "publish"})
 
 
 def _text(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSchema]:
@@ -65,6 +67,14 @@ def _check_path(path: str) -> str:
             found=describe(path), expected="a path that the gateway does not use itself"
         )
     return path
+
+
+def _check_api_key(ref: SecretRef, info: ValidationInfo) -> SecretRef:
+    provider = _provider(info)
+    if provider is not None and provider.name not in CALLS_STRIPE:
+        expected = f"no api_key: it is Stripe's, and provider is {provider.name}"
+        raise Unexpected(found=str(ref), expected=expected)
+    return ref
 
 
 def _check_tolerance(tolerance: timedelta, info: ValidationInfo) -> timedelta:
@@ -150,7 +160,12 @@ RouteName = Annotated[
 ProviderName = Annotated[
     str,
     AfterValidator(_check_provider),
-    WithJsonSchema({"type": "string", "enum": sorted(PROVIDERS)}),
+    WithJsonSchema({"type": "string", "enum": sorted(PROVIDERS.keys() - {PUBLISH.name})}),
+]
+QueueName = Annotated[
+    str,
+    AfterValidator(_check_provider),
+    WithJsonSchema({"type": "string", "const": PUBLISH.name}),
 ]
 RoutePath = Annotated[
     str,
@@ -178,3 +193,4 @@ Replay = Annotated[ReplayPolicy, AfterValidator(_check_replay)]
 KeyRetention = Annotated[Duration, AfterValidator(_check_key_retention)]
 PayloadRetention = Annotated[Duration, AfterValidator(_check_payload_retention)]
 DeadRetention = Annotated[Duration, lasting(DAY, LONGEST)]
+ApiKey = Annotated[Reference, AfterValidator(_check_api_key)]

@@ -14,8 +14,10 @@ from gateway.model import Envelope, ReplayPolicy, Retention, RetryPolicy, Spooli
 from gateway.notation.problems import SHAPES, Location, Refusal, describe, one_of, refusals
 from gateway.notation.yaml_source import Document, Lines, key_path, read_document
 from gateway.providers import PROVIDERS, Provider
+from gateway.providers.publish import PUBLISH
 from gateway.routes.checks import default_key_retention
 from gateway.routes.file import (
+    QueueSection,
     RetentionSection,
     RouteSection,
     RoutesFile,
@@ -34,6 +36,7 @@ class Route:
     provider: Provider
     path: str
     secrets: tuple[SecretRef, ...]
+    api_key: SecretRef | None
     tolerance: timedelta | None
     handlers: tuple[str, ...]
     max_body: int
@@ -65,6 +68,11 @@ class Config:
     routes: tuple[Route, ...]
     lines: Mapping[Location, int] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def doors(self) -> tuple[Route, ...]:
+        """The routes that requests come in by: all but the queues."""
+        return tuple(route for route in self.routes if not route.provider.is_queue)
+
     def problem(self, *location: str | int, found: str, expected: str) -> Problem:
         """A problem with the value of a key, for what can be checked only later."""
         lines = Lines(file=str(self.file), numbers=self.lines)
@@ -78,7 +86,7 @@ def load_config(path: Path) -> Config:
     try:
         content = RoutesFile.model_validate(document.value)
     except ValidationError as error:
-        problems += [_problem(document.lines, refusal) for refusal in refusals(error)]
+        problems += [_problem(document, refusal) for refusal in refusals(error)]
     if problems:
         # Raised out here: as the context of another exception, pydantic's would quote its input.
         raise ConfigInvalid(_once_per_key(problems))
@@ -94,24 +102,52 @@ def check_secrets(
     for route in config.routes:
         found: list[Secret] = []
         for index, ref in enumerate(route.secrets):
-            try:
-                found.append(Secret(resolve(ref, environ, development)))
-            except SecretUnusable as error:
-                at = ("routes", route.name, "secrets", index)
-                problems.append(config.problem(*at, found=error.found, expected=error.expected))
+            at = ("routes", route.name, "secrets", index)
+            found += _resolved(config, at, ref, problems, environ, development)
         secrets[route.name] = tuple(found)
     if problems:
         raise ConfigInvalid(problems)
     return secrets
 
 
-def _problem(lines: Lines, refusal: Refusal) -> Problem:
+def check_api_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Secret]:
+    """The API keys of the routes that have one. Raises ConfigInvalid like `check_secrets`."""
+    problems: list[Problem] = []
+    keys: dict[str, Secret] = {}
+    for route in config.routes:
+        if route.api_key is not None:
+            at = ("routes", route.name, "api_key")
+            for key in _resolved(config, at, route.api_key, problems, environ, {}):
+                keys[route.name] = key
+    if problems:
+        raise ConfigInvalid(problems)
+    return keys
+
+
+def _resolved(
+    config: Config,
+    at: Location,
+    ref: SecretRef,
+    problems: list[Problem],
+    environ: Mapping[str, str],
+    development: Mapping[str, str],
+) -> list[Secret]:
+    """The secret, or none and one more problem."""
+    try:
+        return [Secret(resolve(ref, environ, development))]
+    except SecretUnusable as error:
+        problems.append(config.problem(*at, found=error.found, expected=error.expected))
+        return []
+
+
+def _problem(document: Document, refusal: Refusal) -> Problem:
     location, found, expected = refusal.location, refusal.found, refusal.expected
     if refusal.unknown:
-        expected = one_of(known_keys(location[:-1]), like=str(location[-1]))
-    elif "secrets" in location and found not in SHAPES:
+        keys = known_keys(location[:-1], document.value)
+        expected = one_of(keys, like=str(location[-1]))
+    elif {"secrets", "api_key"} & set(location) and found not in SHAPES:
         found = LITERAL
-    return lines.problem(location, found=found, expected=expected)
+    return document.lines.problem(location, found=found, expected=expected)
 
 
 def _once_per_key(problems: Iterable[Problem]) -> list[Problem]:
@@ -128,7 +164,7 @@ def _shared_paths(document: Document) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     for name, route in routes.items() if isinstance(routes, dict) else ():
         path = route.get("path", _default_path(name)) if isinstance(route, dict) else None
-        if not isinstance(path, str):
+        if not isinstance(path, str) or route.get("provider") == PUBLISH.name:
             continue
         other = seen.setdefault(path, name)
         if other != name:
@@ -159,13 +195,16 @@ def _config(path: Path, content: RoutesFile, lines: Lines) -> Config:
     )
 
 
-def _route(name: str, section: RouteSection, lines: Lines) -> Route:
+def _route(name: str, section: RouteSection | QueueSection, lines: Lines) -> Route:
     provider = PROVIDERS[section.provider]
+    if isinstance(section, QueueSection):
+        section = RouteSection.model_construct(**section.__dict__, secrets=[])
     return Route(
         name=name,
         provider=provider,
         path=section.path or _default_path(name),
         secrets=tuple(section.secrets),
+        api_key=section.api_key,
         tolerance=section.tolerance or provider.tolerance,
         handlers=tuple(section.handlers),
         max_body=section.max_body or provider.max_body,

@@ -12,8 +12,10 @@ from gateway.model import Backoff, RetryPolicy, Spooling
 from gateway.notation.problems import Location
 from gateway.notation.quantities import Duration, format_duration
 from gateway.providers import PROVIDERS
+from gateway.providers.publish import PUBLISH
 from gateway.routes.checks import (
     NAME_PATTERN,
+    ApiKey,
     Attempts,
     BodySize,
     DeadRetention,
@@ -24,6 +26,7 @@ from gateway.routes.checks import (
     Modules,
     PayloadRetention,
     ProviderName,
+    QueueName,
     Reference,
     Replay,
     RetryCap,
@@ -86,7 +89,32 @@ class RetentionSection(Section):
     )
 
 
-class RouteSection(Section):
+class HandlingSection(Section):
+    """What routes and queues have in common: what becomes of their events."""
+
+    handlers: Modules = Field(
+        default_factory=list,
+        description="Modules whose @handler functions take this route's events.",
+    )
+    max_body: BodySize | None = Field(
+        default=None, description="The largest body that is taken. Default by provider."
+    )
+    api_key: ApiKey | None = Field(
+        default=None,
+        description="Where the Stripe API key for ctx.stripe is: env:NAME or file:/path.",
+    )
+    retention: RetentionSection = Field(
+        default_factory=RetentionSection, description="How long the route keeps what it has."
+    )
+
+
+class QueueSection(HandlingSection):
+    """A queue: handlers publish to it (ctx.publish), and nothing comes in over HTTP."""
+
+    provider: QueueName = Field(description="publish: the events are jobs.")
+
+
+class RouteSection(HandlingSection):
     """One inbound URL with its provider, secrets and policy."""
 
     provider: ProviderName = Field(description="Who sends: how a request is verified and read.")
@@ -101,13 +129,6 @@ class RouteSection(Section):
         default=None,
         description="How far a signed time may be from ours, in both directions. Only where the"
         " provider signs a time; default by provider.",
-    )
-    handlers: Modules = Field(
-        default_factory=list,
-        description="Modules whose @handler functions take this route's events.",
-    )
-    max_body: BodySize | None = Field(
-        default=None, description="The largest body that is taken. Default by provider."
     )
     ack_within: Wait = Field(
         default=timedelta(seconds=3),
@@ -133,16 +154,21 @@ class RouteSection(Section):
         description="While Postgres is away: always acknowledge from the local disk, or never and"
         " answer 503. Default: always where the provider does not retry by itself.",
     )
-    retention: RetentionSection = Field(
-        default_factory=RetentionSection, description="How long the route keeps what it has."
-    )
 
 
-def _knowing_its_provider(raw: Any) -> RouteSection:
+def _knowing_its_provider(raw: Any) -> RouteSection | QueueSection:
     """The checks of a route's values depend on its provider, so that is looked up first."""
     name = raw.get("provider") if isinstance(raw, dict) else None
     provider = PROVIDERS.get(name) if isinstance(name, str) else None
-    return RouteSection.model_validate(raw, context={"provider": provider})
+    return _section(raw).model_validate(raw, context={"provider": provider})
+
+
+def _section(raw: Any) -> type[RouteSection] | type[QueueSection]:
+    is_queue = isinstance(raw, dict) and raw.get("provider") == PUBLISH.name
+    return QueueSection if is_queue else RouteSection
+
+
+AnySection = Annotated[RouteSection | QueueSection, BeforeValidator(_knowing_its_provider)]
 
 
 class RoutesFile(Section):
@@ -157,16 +183,14 @@ class RoutesFile(Section):
         default_factory=DefaultsSection,
         description="What holds for every handler that does not say otherwise.",
     )
-    routes: dict[RouteName, Annotated[RouteSection, BeforeValidator(_knowing_its_provider)]] = (
-        Field(
-            min_length=1,
-            description="The inbound URLs, by name.",
-            json_schema_extra={"propertyNames": {"pattern": f"^{NAME_PATTERN}$"}},
-        )
+    routes: dict[RouteName, AnySection] = Field(
+        min_length=1,
+        description="The inbound URLs and the queues, by name.",
+        json_schema_extra={"propertyNames": {"pattern": f"^{NAME_PATTERN}$"}},
     )
 
 
-def known_keys(location: Location) -> list[str]:
+def known_keys(location: Location, document: Mapping[str, Any]) -> list[str]:
     """The keys that may stand in the mapping at a location."""
     section: type[Section]
     match location:
@@ -174,8 +198,8 @@ def known_keys(location: Location) -> list[str]:
             section = DefaultsSection
         case ("defaults", "retry"):
             section = RetrySection
-        case ("routes", _):
-            section = RouteSection
+        case ("routes", name):
+            section = _section(document["routes"][name])
         case ("routes", _, "retention"):
             section = RetentionSection
         case _:

@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 import httpx
@@ -14,14 +15,23 @@ import structlog
 from gateway.errors import StorageUnavailable
 from gateway.ledger.connection import LOST, TROUBLE, Connection
 from gateway.ledger.deliveries import settle_done
+from gateway.ledger.queries import QUERIES
 from gateway.ledger.sessions import Session, Sessions
 from gateway.model import Lease
+from gateway.registry import Subscription
+from gateway.run.bench import Workbench
+from gateway.run.effects import Effects, Unknown
+from gateway.run.publish import Outbox
+from gateway.run.resources import Resources
 from gateway.run.upsert import (
     UNVERSIONED,
     Unversioned,
     arguments,
     upsert_statement,
 )
+
+if TYPE_CHECKING:  # 0.2 s and 30 MB: only for handlers that ask for it
+    from stripe import StripeClient
 
 CLOSED: Final = "ctx.db is closed: this delivery has been settled"
 
@@ -67,10 +77,10 @@ class Database:
         async with self._turn:
             return await (await self._open_foreign()).fetchval(query, *args, column=column)
 
-    async def upsert(self, query: str, row: Sequence[Any]) -> bool:
+    async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
         """Runs a statement of our own making, which leaves nothing behind in the session."""
         async with self._turn:
-            return await (await self._open()).fetchval(query, *row) is not None
+            return await (await self._open()).fetchrow(query, *args)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -171,18 +181,12 @@ class Database:
 class Context:
     """The second argument of every handler."""
 
-    def __init__(
-        self,
-        *,
-        lease: Lease,
-        sessions: Sessions,
-        timeout: timedelta,
-        http: httpx.AsyncClient,
-    ) -> None:
+    def __init__(self, *, lease: Lease, subscription: Subscription, bench: Workbench) -> None:
         self._lease = lease
-        self.db = Database(sessions, timeout)
+        self._bench = bench
+        self.db = Database(bench.work, subscription.timeout)
         """The delivery's transaction in the gateway's database, with asyncpg's methods."""
-        self.http = http
+        self.http: httpx.AsyncClient = bench.http
         """A shared httpx client."""
         self.attempt: int = lease.attempt
         """1 on the first run, and again on the first run after a replay."""
@@ -194,6 +198,7 @@ class Context:
             attempt=lease.attempt,
         )
         """A logger whose lines carry route, event id and delivery id."""
+        self._outbox = Outbox(bench.config, bench.registry, self.idempotency_key)
 
     async def upsert(
         self,
@@ -220,11 +225,48 @@ class Context:
         )
         row = arguments(key, values, version, self._lease.event.received_at)
         try:
-            return await self.db.upsert(query, row)
+            return await self.db.run_own(query, *row) is not None
         except asyncpg.InvalidColumnReferenceError as error:
             raise ValueError(
                 f"ctx.upsert({table!r}) needs a unique index on ({', '.join(key)}): {error}"
             ) from error
+
+    async def once(
+        self,
+        name: str,
+        func: Callable[..., Any | Awaitable[Any]],
+        *args: Any,
+        unknown: Unknown = "retry",
+        **kwargs: Any,
+    ) -> Any:
+        """Calls `func(*args, **kwargs)` unless this delivery has done so before, and returns what
+        came of it, as JSON: a rerun gets the kept result.
+
+        That the call is about to be made is on record before it is made. Where its end is not known
+        (a time-out, a worker that died), `unknown="retry"` calls again: give the callee
+        `ctx.idempotency_key(name)`. `unknown="skip"` never calls a second time, and returns None.
+        `gateway.NotSent` and a refused connection prove that nothing was sent: it is tried again.
+        """
+        return await self._effects.once(name, partial(func, *args, **kwargs), unknown)
+
+    async def publish(
+        self, queue: str, payload: Any, key: str | None = None, type: str | None = None
+    ) -> bool:
+        """Follow-up work: a job for the handlers of a queue (a route with `provider: publish`),
+        committed with what this handler writes, or not at all.
+
+        The same key twice is one job, for as long as the queue's keys are kept; without a key it is
+        one per call and delivery. The job's type is `type`, or else the queue's name. Returns
+        whether it is a new job.
+        """
+        job = self._outbox.make(queue, payload, key, type)
+        row = await self.db.run_own(QUERIES["publish"], *job.arguments(datetime.now(UTC)))
+        if row is None or not row["is_new"]:
+            if row is not None and row["differs"]:
+                self.log.warning("published_with_another_payload", queue=queue, key=job.key)
+            return False
+        self._outbox.note(job, row["delivery_ids"])
+        return True
 
     def idempotency_key(self, name: str = "") -> str:
         """A key that is the same on every retry and replay of this delivery, and on no other.
@@ -235,3 +277,31 @@ class Context:
         parts = (event.route, event.id, self._lease.handler, name)
         digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass"))
         return f"gw_{digest.hexdigest()[:40]}"
+
+    @cached_property
+    def resources(self) -> Resources:
+        """What the `@resource` functions of the handler modules have opened, by their names."""
+        return Resources(self._bench.resources)
+
+    @cached_property
+    def stripe(self) -> "StripeClient":
+        """A Stripe client with the route's `api_key`, whose writes carry an idempotency key that
+        is the same in every run of this delivery. Use its methods that end in `_async`."""
+        from gateway.run.stripe_client import make_stripe_client  # imports stripe
+
+        route = self._lease.event.route
+        if route not in self._bench.api_keys:
+            raise RuntimeError(
+                f'ctx.stripe needs "api_key: env:..." on route {route!r} in routes.yaml'
+            )
+        api_key = self._bench.api_keys[route].reveal().decode()
+        return make_stripe_client(api_key, self._bench.http, self.idempotency_key)
+
+    @cached_property
+    def _effects(self) -> Effects:
+        return Effects(self._bench.ledger, self._lease, self.log)
+
+
+def outbox_of(context: Context) -> Outbox:
+    """For whoever commits the run: what goes out with it."""
+    return context._outbox

@@ -3,22 +3,22 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import asyncpg
-import httpx
 import structlog
 
-from gateway.errors import HandlerSignal, LeaseLost
+from gateway.errors import HandlerSignal, LeaseLost, StorageUnavailable
 from gateway.failpoints import reached
-from gateway.ledger.connection import CONTENDED, TROUBLE, Pool, describe
+from gateway.ledger.connection import CONTENDED, TROUBLE, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
-from gateway.ledger.sessions import Sessions
+from gateway.ledger.turns import advance
 from gateway.model import Lease, Outcome, Status
 from gateway.registry import Subscription
-from gateway.run.context import Context
+from gateway.run.bench import Workbench
+from gateway.run.context import Context, outbox_of
+from gateway.run.once_per import DoneBefore, OncePer
 from gateway.run.policy import HandlerTimeout, decide, summary
 
 STOP_S: Final = 5.0
@@ -28,21 +28,6 @@ RESETTLE_S: Final = 0.5
 AFTER_LOSS: Final = timedelta(seconds=1)
 
 log = structlog.get_logger("gateway.run")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workbench:
-    """What every run of a worker shares."""
-
-    work: Sessions
-    """Connections for `ctx.db` and for nothing else."""
-    ledger: Pool
-    """Connections for settling what `ctx.db` did not."""
-    http: httpx.AsyncClient
-    patience: timedelta
-    """How long a commit may go without an answer before its connection is given up."""
-    on_retry: Callable[[timedelta], None]
-    """Told when a delivery of ours falls due again."""
 
 
 class Execution:
@@ -57,12 +42,13 @@ class Execution:
         is_more: Callable[[], bool],
     ) -> None:
         self.lease = lease
-        self._subscription = subscription
+        self.subscription = subscription
         self._bench = bench
         self._is_more = is_more
-        self._context = Context(
-            lease=lease, sessions=bench.work, timeout=subscription.timeout, http=bench.http
-        )
+        self._context = Context(lease=lease, subscription=subscription, bench=bench)
+        self._once_per: OncePer | None = None
+        if subscription.once_per is not None:
+            self._once_per = OncePer(lease, subscription.once_per, bench.ledger)
         self._handler: asyncio.Task[None] | None = None
         self._stopped_because: str | None = None
         self._lease_lost = False
@@ -82,7 +68,7 @@ class Execution:
         """Runs the handler and settles the delivery; never raises for what the handler did."""
         started = time.monotonic()
         try:
-            settlement = await self._finish(await self._call())
+            settlement = await self._finish(await self._check() or await self._call())
         except LeaseLost:
             self._context.log.warning("lease_lost")
             return
@@ -91,6 +77,31 @@ class Execution:
         _report(self._context, settlement, time.monotonic() - started)
         if settlement.status is Status.PENDING:
             self._bench.on_retry(settlement.delay)
+        elif settlement is DONE:
+            await self._announce()
+
+    async def _check(self) -> BaseException | None:
+        """Where the handler acts once per key: why it is not to be run."""
+        if self._once_per is None:
+            return None
+        try:
+            await self._once_per.check()
+        except TROUBLE as error:
+            return StorageUnavailable(describe(error))
+        except (DoneBefore, HandlerSignal) as error:
+            return error
+        return None
+
+    async def _announce(self) -> None:
+        """Starts the jobs that were committed along with it. The sweep finds what this misses."""
+        outbox = outbox_of(self._context)
+        if not outbox.delivery_ids:
+            return
+        try:
+            await advance(self._bench.ledger, outbox.turns)
+        except TROUBLE as error:
+            self._context.log.warning("turns_not_given", error=describe(error))
+        self._bench.on_published(outbox.delivery_ids)
 
     async def _call(self) -> BaseException | None:
         """Runs the handler to its end, its timeout or its cancellation; returns what it raised."""
@@ -98,7 +109,7 @@ class Execution:
         self._handler = handler
         if self._stopped_because is not None:
             handler.cancel()
-        done, _ = await asyncio.wait({handler}, timeout=self._subscription.timeout.total_seconds())
+        done, _ = await asyncio.wait({handler}, timeout=self.subscription.timeout.total_seconds())
         if not done:
             return await self._overdue(handler)
         if handler.cancelled():
@@ -108,7 +119,7 @@ class Execution:
     async def _guarded(self) -> None:
         reached("handler.starting")
         try:
-            await self._subscription.function(self.lease.event, self._context)
+            await self.subscription.function(self.lease.event, self._context)
         except SystemExit as error:  # would end the worker and every other delivery in it
             raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
 
@@ -119,13 +130,13 @@ class Execution:
             self._context.log.error("handler_ignores_cancellation")
             self._context.db.abandon()
             handler.add_done_callback(_consume)
-        timeout_s = self._subscription.timeout.total_seconds()
+        timeout_s = self.subscription.timeout.total_seconds()
         return HandlerTimeout(f"the handler ran longer than {timeout_s:g} s")
 
     async def _finish(self, error: BaseException | None) -> Settlement:
         self._handler = None
         reached("handler.returned")
-        if self._lease_lost:
+        if self._lease_lost or isinstance(error, LeaseLost):
             raise LeaseLost("another worker owns the delivery")
         if error is None:
             error = await self._complete()
@@ -137,31 +148,35 @@ class Execution:
 
     async def _complete(self) -> BaseException | None:
         """Commits effect and completion as one; returns what stood in the way."""
-        if not self._context.db.used:
+        if not self._context.db.used and self._once_per is None:
             await self._settle_apart(DONE)
             return None
         try:
             async with asyncio.timeout(self._bench.patience.total_seconds()):
+                if self._once_per is not None:
+                    await self._once_per.keep(self._context.db.run_own)
                 await self._context.db.complete(self.lease, chain=self._is_more())
                 reached("settle.committed")
-        except (*TROUBLE, RuntimeError) as error:
+        except (*TROUBLE, DoneBefore, RuntimeError) as error:
             if isinstance(error, TimeoutError):
                 self._context.db.abandon()
             return error
         return None
 
     def _judge(self, error: BaseException) -> Settlement:
+        if isinstance(error, DoneBefore):
+            return Settlement(status=Status.DONE, outcome=Outcome.SKIPPED, error=str(error))
         if not isinstance(error, HandlerSignal | HandlerTimeout):
             if self._stopped_because is not None:
                 return _again(Outcome.RELEASED, self._stopped_because, timedelta())
-            if self._context.db.lost:
+            if self._context.db.lost or isinstance(error, StorageUnavailable):
                 return _again(Outcome.LOST, f"Postgres went away: {summary(error)}", AFTER_LOSS)
             if _is_contention(error):
                 return _again(Outcome.LOST, summary(error), AFTER_LOSS)
         return decide(
             error,
             attempt=self.lease.attempt,
-            policy=self._subscription.retry,
+            policy=self.subscription.retry,
             now=datetime.now(UTC),
         )
 
@@ -214,6 +229,8 @@ def _report(context: Context, settlement: Settlement, seconds: float) -> None:
     fields = {"outcome": settlement.outcome.value, "ms": round(seconds * 1000, 1)}
     if settlement.outcome is Outcome.DONE:
         context.log.info("delivery_done", **fields)
+    elif settlement.outcome is Outcome.SKIPPED:
+        context.log.info("delivery_skipped", because=settlement.error, **fields)
     elif settlement.status is Status.DEAD:
         context.log.error("delivery_dead", error=settlement.error, **fields)
     else:

@@ -1,13 +1,15 @@
 """Decides what a worker leases next: what the queue named, or what is oldest in the ledger."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
 from gateway.ledger.connection import Pool
 from gateway.ledger.deliveries import lease_due, lease_hinted
 from gateway.model import Lease
+from gateway.registry import Subscription
+from gateway.run.limited import Limited
 
 MOST_AT_ONCE: Final = 64
 
@@ -24,17 +26,21 @@ class Intake:
         self,
         leases: Pool,
         *,
-        handlers: Sequence[tuple[str, str]],
+        subscriptions: Sequence[Subscription],
         lease: timedelta,
         scan_every: timedelta,
     ) -> None:
         self._leases = leases
-        self._handlers = handlers
+        self._handlers = [s.key for s in subscriptions if not s.is_limited]
+        self._limited = Limited(leases, subscriptions, lease=lease, look_every=scan_every)
         self._lease = lease
         self._scan_every_s = scan_every.total_seconds()
         self._scan_at = 0.0
         self._most = self._asked = MOST_AT_ONCE
         self._hints: set[int] = set()
+        self._left: set[tuple[str, str]] = set()
+        """Handlers of which the next delivery may have got its turn."""
+        self._limited_first = False
 
     def hint(self, delivery_ids: Iterable[int], free: int) -> None:
         """Takes note of deliveries that are said to be due."""
@@ -46,6 +52,14 @@ class Intake:
     def scan_now(self) -> None:
         """Makes the next take read the ledger."""
         self._scan_at = 0.0
+        self._limited.look_at_all()
+
+    def look_again(self, subscription: Subscription) -> None:
+        """A delivery has ended, and another of its handler may have waited for that."""
+        if subscription.is_limited:
+            self._limited.look_at(subscription.key)
+        elif subscription.turns is not None:
+            self._left.add(subscription.key)
 
     def ease(self) -> None:
         """Asks for half as much next time: the last take did not come back in time, perhaps
@@ -53,32 +67,53 @@ class Intake:
         self._most = max(self._asked // 2, 1)
         self.scan_now()
 
-    @property
-    def wait_s(self) -> float:
+    def wait_s(self, free: int) -> float:
         """How long there is nothing to do, unless a hint comes."""
-        return 0.0 if self._hints else max(self._scan_at - time.monotonic(), 0.0)
+        if self._hints or self._left:
+            return 0.0
+        wait_s = max(self._scan_at - time.monotonic(), 0.0)
+        return min(wait_s, self._limited.wait_s) if free else wait_s
 
-    async def take(self, free: int) -> list[Lease]:
-        """Leases at most `free` deliveries."""
-        self._asked = min(free, self._most)
-        leases = await self._take(self._asked)
+    async def take(self, room: int, free: int) -> AsyncIterator[list[Lease]]:
+        """Leases at most `room` deliveries, of which `free` can start at once; in pieces, so that
+        what was leased is not lost where the next piece fails."""
+        self._limited_first = not self._limited_first  # neither kind starves the other
+        taken = 0
+        if self._limited_first:
+            async for leases in self._limited.take(free):
+                taken += len(leases)
+                yield leases
+        if taken < room:
+            async for leases in self._take(room - taken):
+                taken += len(leases)
+                yield leases
+        if not self._limited_first:
+            async for leases in self._limited.take(free - taken):
+                yield leases
+
+    async def _take(self, room: int) -> AsyncIterator[list[Lease]]:
+        self._asked = min(room, self._most)
+        hints, self._hints = list(self._hints), set()
+        if time.monotonic() >= self._scan_at or len(hints) > self._asked:
+            yield await self._scan(self._asked)
+        else:
+            leases = await self._follow(hints) if hints else []
+            yield leases
+            if self._left and len(leases) < self._asked:
+                left, self._left = list(self._left), set()
+                yield await lease_due(self._leases, self._asked - len(leases), left, self._lease)
         self._most = min(self._most * 2, MOST_AT_ONCE)
+
+    async def _follow(self, hints: list[int]) -> list[Lease]:
+        leases = await lease_hinted(self._leases, hints, self._handlers, self._lease)
+        if len(leases) < len(hints):
+            self._limited.look_at_all()  # the others may be theirs
         return leases
 
-    async def _take(self, free: int) -> list[Lease]:
-        if not self._handlers:
-            self._scan_at = time.monotonic() + self._scan_every_s
-            return []
-        if time.monotonic() >= self._scan_at:
-            return await self._scan(free)
-        hints, self._hints = list(self._hints), set()
-        if len(hints) > free:
-            return await self._scan(free)
-        return await lease_hinted(self._leases, hints, self._handlers, self._lease)
-
-    async def _scan(self, free: int) -> list[Lease]:
+    async def _scan(self, room: int) -> list[Lease]:
         scanned_at = time.monotonic()
-        leases = await lease_due(self._leases, free, self._handlers, self._lease)
-        more = len(leases) == free
+        self._left.clear()
+        leases = await lease_due(self._leases, room, self._handlers, self._lease)
+        more = len(leases) == room
         self._scan_at = 0.0 if more else scanned_at + self._scan_every_s
         return leases

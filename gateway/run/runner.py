@@ -14,7 +14,8 @@ from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import renew
 from gateway.model import Lease
 from gateway.registry import Subscription
-from gateway.run.execution import STOP_S, Execution, Workbench
+from gateway.run.bench import Workbench
+from gateway.run.execution import STOP_S, Execution
 from gateway.run.intake import Intake
 
 AHEAD: Final = timedelta(milliseconds=20)
@@ -41,7 +42,7 @@ class Runner:
         slots: int,
         lease: timedelta,
     ) -> None:
-        self._subscriptions = {(s.route, s.handler): s for s in subscriptions}
+        self._subscriptions = {s.key: s for s in subscriptions}
         self._leases = leases
         self._bench = bench
         self._intake = intake
@@ -74,6 +75,11 @@ class Runner:
         return self._slots + self._ahead - len(self._tasks) - len(self._ready)
 
     @property
+    def _free(self) -> int:
+        """How many more deliveries could start at once."""
+        return max(self._slots - len(self._tasks) - len(self._ready), 0)
+
+    @property
     def _wants_more(self) -> bool:
         """Whether it is time to lease: a few at once are cheaper than one by one."""
         return self._room > 0 and len(self._ready) <= self._ahead // 2
@@ -82,10 +88,11 @@ class Runner:
         """Leases and starts deliveries whenever there is room, until told to stop."""
         while self._taking:
             self._wake.clear()
-            if self._wants_more and not self._intake.wait_s:
+            wait_s = self._intake.wait_s(self._free) if self._wants_more else None
+            if wait_s == 0:
                 await self._take()
-                continue
-            await self._sleep(self._intake.wait_s if self._wants_more else None)
+            else:
+                await self._sleep(wait_s)
 
     async def beat_forever(self) -> None:
         """Renews the leases of what runs, one statement for all of them."""
@@ -127,13 +134,15 @@ class Runner:
         if self._room <= 0:  # the pace has fallen
             return
         try:
-            leases = await self._intake.take(self._room)
+            async for leases in self._intake.take(self._room, self._free):
+                self._accept(leases)
         except TROUBLE as error:
             log.warning("ledger_unreachable", error=describe(error))
             self._intake.ease()
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
-            return
+
+    def _accept(self, leases: list[Lease]) -> None:
         if leases:
             reached("lease.taken")
         now = time.monotonic()
@@ -176,6 +185,7 @@ class Runner:
         if self._running.get(execution.lease.delivery_id) is execution:
             del self._running[execution.lease.delivery_id]
         self._ended_since += 1
+        self._intake.look_again(execution.subscription)
         self._start_ready()
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -60,6 +60,7 @@ def encode(claim: Claim) -> bytes:
             "headers": claim.headers,
             "replay": claim.replay,
             "handlers": claim.handlers,
+            "order_keys": dict(claim.order_keys),
         }
     )
     lengths = LENGTHS.pack(len(facts), len(claim.body))
@@ -140,6 +141,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         body=body,
         replay=None if facts["replay"] is None else ReplayPolicy(facts["replay"]),
         handlers=tuple(facts["handlers"]),
+        order_keys=facts.get("order_keys", {}),  # files of before there was an order have none
         spooled=True,
     )
 

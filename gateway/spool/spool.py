@@ -1,7 +1,7 @@
 """Takes events that the ledger cannot, and gives them to it in order when it is back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -229,7 +229,7 @@ class Spool:
                 file.is_stuck = True
                 break
             _tell_damaged(file, known)
-            refused = await self._claim_all(file, window)
+            refused = [s for some in _apart(window) for s in await self._claim_all(file, some)]
             left += refused
             if refused and len(refused) == len(window):
                 break
@@ -299,3 +299,18 @@ def _unreadable(path: Path, error: OSError) -> None:
 
 def _fields(claim: Claim) -> dict[str, str]:
     return {"route": claim.route, "event_id": claim.envelope.id, "type": claim.envelope.type}
+
+
+def _apart(window: Sequence[Kept]) -> Iterator[list[Kept]]:
+    """Those that may be claimed at once: of events with the same order key one after the other."""
+    some: list[Kept] = []
+    taken: set[tuple[str, str, str]] = set()
+    for kept in window:
+        keys = {(kept.claim.route, *item) for item in kept.claim.order_keys.items()}
+        if keys & taken:
+            yield some
+            some, taken = [], set()
+        some.append(kept)
+        taken |= keys
+    if some:
+        yield some

@@ -17,6 +17,7 @@ from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import Pruned, Pruner
+from gateway.ledger.turns import StuckTurns
 
 REAP_LIMIT: Final = 200
 LEAVE_S: Final = 1.0
@@ -38,6 +39,7 @@ class Sweeper:
         *,
         pruner: Pruner,
         handlers: Sequence[tuple[str, str]],
+        turns: StuckTurns,
         every: timedelta,
         lease: timedelta,
         renew: Callable[[], Awaitable[None]],
@@ -45,6 +47,7 @@ class Sweeper:
     ) -> None:
         self._ledger = ledger
         self._pruner = pruner
+        self._turns = turns
         self._handlers = [f"{route} {handler}" for route, handler in handlers]
         self._every = every
         self._lease = lease
@@ -83,6 +86,7 @@ class Sweeper:
         await self._renew()  # before the reaping: after an outage our own leases look expired too
         reached("sweep.renewed")
         await self._reap()
+        await self._give_turns()
 
     async def prune(self) -> None:
         """Forgets until there is no more to forget, and rests for as long as it works: however much
@@ -123,6 +127,13 @@ class Sweeper:
         moved = await self._ledger.fetchval(QUERIES["set_back"], set_back, self._lease)
         log.warning("clock_set_back", by_s=set_back.total_seconds(), deliveries=moved)
         self._on_due()
+
+    async def _give_turns(self) -> None:
+        """To deliveries that nobody gave it to: whoever should have was killed before it could."""
+        freed = await self._turns.free(self._ledger)
+        if freed:
+            log.warning("turns_given", delivery_ids=freed)
+            self._on_due()
 
     async def _reap(self) -> None:
         reaped = await reap(self._ledger, REAP_LIMIT, self._lease)

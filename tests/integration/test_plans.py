@@ -24,7 +24,9 @@ CUSTOM: Final = "force_custom_plan"
 EVENTS: Final = 120_000
 PENDING_FROM: Final = EVENTS - 3_000
 RUNNING_FROM: Final = PENDING_FROM - 100
-GROWN: Final = frozenset({"processed_events", "deliveries", "attempts", "audit"})
+GROWN: Final = frozenset(
+    {"processed_events", "deliveries", "attempts", "audit", "effects", "once_keys"}
+)
 
 FILL: Final = f"""
 create temp table past as
@@ -45,17 +47,29 @@ from past;
 
 insert into gateway.deliveries
     (id, route, event_id, handler, status, attempts, runs, due_at, created_at, lease_token,
-     leased_at, leased_until, finished_at)
+     leased_at, leased_until, finished_at, order_key)
 overriding system value
-select n, route, event_id, handler, status, 1, 1, at, at,
+select n, route, event_id, handler, status, 1, 1,
+       case when status = 'pending' and n % 3 = 2 then 'infinity' else at end, at,
        case when status = 'running' then lpad(to_hex(n), 32, '0')::uuid end, at,
        case when status = 'running' then at + interval '1 h' end,
-       case when status not in ('pending', 'running') then at end
+       case when status not in ('pending', 'running') then at end,
+       case when n % 3 = 2 then 'key_' || n % 500 end
 from past;
 select setval(pg_get_serial_sequence('gateway.deliveries', 'id'), {EVENTS});
 
 insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome)
 select n, 1, at, at, 'done' from past where status not in ('pending', 'running');
+
+insert into gateway.effects (delivery_id, name, status, token)
+select n, 'receipt', 'done', gen_random_uuid() from past where n % 4 = 0;
+
+insert into gateway.once_keys (route, handler, key, delivery_id)
+select route, handler, 'key_' || n, n from past where n % 4 = 0;
+
+insert into gateway.handlers (route, handler, on_dead) values ('stripe', 'handlers.h1', 'block');
+insert into gateway.places (route, handler, place) select 'stripe', 'handlers.h1', n
+from generate_series(1, 100) as n;
 
 insert into gateway.audit (at, actor, action, delivery_id, route, event_id)
 select at, 'ann', 'replay', n, route, event_id from past where n % 4 = 0;
@@ -75,6 +89,12 @@ RUNNING: Final = list(range(RUNNING_FROM, RUNNING_FROM + BATCH))
 TOKENS: Final = [UUID(int=n) for n in RUNNING]
 HANDLERS: Final = (["stripe", "github", "rare"], ["handlers.h1", "handlers.h2", "handlers.h0"])
 KEPT: Final = (["stripe", "github", "rare"], [35 * DAY] * 3, [14 * DAY] * 3)
+TURNS: Final = (
+    ["stripe"] * BATCH,
+    ["handlers.h1"] * BATCH,
+    [f"key_{n}" for n in range(2, 2 + BATCH)],
+)
+JOB: Final = ("tasks", "job_1", "tasks", NOW, b"", b"{}", ["h1", "h2"], [None, "key_1"])
 START: Final = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 OLDEST: Final = '{"(0,1)","(0,2)","(1,1)","(1,2)"}'
 
@@ -145,6 +165,21 @@ CASES: Final = [
     Case(query="find_claims", arguments=taken_claims(), rows=BATCH),
     Case(query="lease_hinted", arguments=(PENDING, *HANDLERS, DAY), rows=BATCH),
     Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY), rows=BATCH),
+    Case(
+        query="lease_limited",
+        arguments=("stripe", "handlers.h1", BATCH, timedelta(minutes=1), BATCH, DAY),
+        rows=BATCH,
+    ),
+    Case(query="read_leased", arguments=(RUNNING, TOKENS), rows=BATCH),
+    Case(query="next_place", arguments=("stripe", "handlers.h1"), rows=100),
+    Case(query="advance", arguments=TURNS, rows=BATCH),
+    Case(query="find_stuck", arguments=("stripe", "handlers.h1", "", BATCH), rows=BATCH),
+    Case(query="find_once", arguments=("stripe", "handlers.h0", "key_100")),
+    Case(query="keep_once", arguments=("stripe", "handlers.h0", "key_new", 100)),
+    Case(query="begin_effect", arguments=(RUNNING[0], TOKENS[0], "receipt", True)),
+    Case(query="finish_effect", arguments=(100, "receipt", TOKENS[0], "null")),
+    Case(query="release_effect", arguments=(100, "receipt", TOKENS[0])),
+    Case(query="publish", arguments=JOB, rows=2),
     Case(query="renew", arguments=(RUNNING, TOKENS, DAY), rows=BATCH),
     Case(
         query="settle",
@@ -176,12 +211,16 @@ CASES: Final = [
     Case(query="find_delivery", arguments=(7,)),
     Case(query="list_deliveries", arguments=("stripe", event_id(7))),
     Case(query="list_attempts", arguments=(PENDING,), rows=BATCH),
+    Case(query="list_effects", arguments=(PENDING,), rows=BATCH),
     Case(query="list_audit", arguments=(PENDING,), rows=BATCH),
     Case(query="count_unfinished", rows=EVENTS - RUNNING_FROM),
+    Case(query="count_blocked", rows=EVENTS - RUNNING_FROM),
     Case(query="count_received", arguments=(timedelta(hours=1),), rows=200),
 ]
 
-ASIDE: Final = {"alive", "leave", "list_workers", "start_prune"}
+ASIDE: Final = {
+    "alive", "keep_places", "keep_policies", "leave", "list_workers", "start_prune",
+}  # fmt: skip
 """These touch no table that grows."""
 
 

@@ -57,7 +57,7 @@ async def test_a_handlers_write_and_its_completion_are_one_commit(
     delivery = await run_one(database_url, ledger, count, status="done")
     assert (delivery["attempts"], delivery["error"]) == (1, None)
     assert delivery["finished_at"] is not None
-    effect = await ledger.value("select xmin::text from effects")
+    effect = await ledger.value("select xmin::text from public.effects")
     assert effect == await ledger.value("select xmin::text from gateway.deliveries")
     assert effect == await ledger.value("select xmin::text from gateway.attempts")
     assert await ledger.outcomes() == ["done"]
@@ -396,7 +396,7 @@ async def test_nothing_of_a_session_reaches_the_next_delivery(
             await until(lambda: _all_done(ledger, 5))
     finally:
         await ledger.run("drop role app_of_the_test")
-    who = await ledger.rows("select handler from effects")
+    who = await ledger.rows("select handler from public.effects")
     assert [row["handler"] for row in who] == ["gateway"] * 5
 
 
@@ -688,7 +688,7 @@ async def test_ctx_db_does_not_look_into_the_gateways_schema(
         await ctx.db.execute("insert into effects (event_id, handler) values ($1, '')", str(found))
 
     await run_one(database_url, ledger, handler, status="done")
-    assert await ledger.value("select event_id from effects") == "None"
+    assert await ledger.value("select event_id from public.effects") == "None"
 
 
 async def test_no_more_deliveries_run_at_once_than_there_are_slots(

@@ -11,7 +11,10 @@ import pytest
 from gateway import Context, Event
 from gateway.ledger.sessions import Sessions
 from gateway.model import Lease
+from gateway.registry import Registry
+from gateway.run.bench import Workbench
 from tests.support.ledger import Reader
+from tests.support.workers import count, make_config, subscribe
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -32,7 +35,13 @@ def make_context(
         occurred_at=NOON, received_at=received_at, headers={}, body=b"{}",
     )  # fmt: skip
     lease = Lease(delivery_id=1, token=UUID(int=0), handler="h", attempt=1, event=event)
-    return Context(lease=lease, sessions=sessions, timeout=SECOND, http=None)  # type: ignore[arg-type]
+    bench = Workbench(
+        work=sessions, ledger=None, http=None, patience=SECOND,  # type: ignore[arg-type]
+        config=make_config(), registry=Registry(()),
+        on_retry=lambda _: None, on_published=lambda _: None,
+    )  # fmt: skip
+    subscription = subscribe(count, timeout=SECOND)
+    return Context(lease=lease, subscription=subscription, bench=bench)
 
 
 async def upsert(

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +12,7 @@ import asyncpg
 import orjson
 
 from gateway.ledger.claims import Claim, Claimed, Claimer
+from gateway.ledger.deliveries import discard, replay
 from gateway.model import Envelope, ReplayPolicy
 
 
@@ -25,6 +26,7 @@ def make_claim(
     replay: ReplayPolicy | None = None,
     received_at: datetime | None = None,
     occurred_at: datetime | None = None,
+    order_keys: Mapping[str, str] | None = None,
 ) -> Claim:
     """A claim as the endpoint would make it."""
     event_id = event_id or f"evt_{uuid4().hex}"
@@ -39,6 +41,7 @@ def make_claim(
         body=body,
         replay=replay,
         handlers=tuple(handlers),
+        order_keys=order_keys or {},
     )
 
 
@@ -87,6 +90,16 @@ class Reader:
         async with self._turn:
             await self._connection.execute(query, *args)
 
+    async def replay(self, delivery_id: int) -> None:
+        """As an operator would."""
+        async with self._turn:
+            await replay(self._connection, delivery_id, actor="test", reason=None)
+
+    async def discard(self, delivery_id: int) -> None:
+        """As an operator would."""
+        async with self._turn:
+            await discard(self._connection, delivery_id, actor="test", reason=None)
+
     async def statuses(self) -> dict[str, int]:
         """How many deliveries are in which state."""
         found = await self.rows(
@@ -106,5 +119,5 @@ class Reader:
         return [row["outcome"] for row in found]
 
     async def effects(self) -> int:
-        count: int = await self.value("select count(*) from effects")
+        count: int = await self.value("select count(*) from public.effects")
         return count

@@ -1,6 +1,6 @@
 """A worker in this process, with handlers given as functions."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -10,9 +10,11 @@ from pydantic import SecretStr
 
 from gateway import Context, Event
 from gateway.model import Backoff, Retention, RetryPolicy
+from gateway.project import Project
 from gateway.providers import PROVIDERS
-from gateway.registry import Registry, Subscription
+from gateway.registry import Registry, Resource, Subscription
 from gateway.routes import Config, Route
+from gateway.secrets import Secret
 from gateway.settings import Settings
 from gateway.worker import Worker
 
@@ -34,10 +36,17 @@ def subscribe(
     route: str = "stripe",
     timeout: timedelta = timedelta(seconds=20),
     retry: RetryPolicy = QUICK,
+    **flow: Any,
 ) -> Subscription:
     """A handler that takes everything of its route."""
     return Subscription(
-        route=route, handler=name, types=("*",), function=function, timeout=timeout, retry=retry
+        route=route,
+        handler=name,
+        types=("*",),
+        function=function,
+        timeout=timeout,
+        retry=retry,
+        **flow,
     )
 
 
@@ -59,6 +68,7 @@ def make_route(name: str = "stripe", **changes: Any) -> Route:
         "provider": PROVIDERS["stripe"],
         "path": f"/webhooks/{name}",
         "secrets": (),
+        "api_key": None,
         "tolerance": timedelta(minutes=5),
         "handlers": (),
         "max_body": 1024 * 1024,
@@ -87,11 +97,22 @@ def make_config(*routes: Route) -> Config:
 
 @asynccontextmanager
 async def working(
-    url: str, *subscriptions: Subscription, config: Config | None = None, **settings: Any
+    url: str,
+    *subscriptions: Subscription,
+    config: Config | None = None,
+    resources: Sequence[Resource] = (),
+    api_keys: Mapping[str, Secret] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Worker]:
     """A running worker. It has no queue: it finds its work in the ledger."""
     worker = Worker(
-        make_settings(url, **settings), config or make_config(), Registry(subscriptions), url
+        Project(
+            settings=make_settings(url, **settings),
+            config=config or make_config(),
+            registry=Registry(subscriptions, resources),
+            secrets={},
+            api_keys=api_keys or {},
+        )
     )
     await worker.start()
     try:

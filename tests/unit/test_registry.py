@@ -436,6 +436,17 @@ def test_a_module_that_fails_is_run_once_however_many_routes_want_it(project: Pr
     assert (project.folder / "runs").read_text() == "x"
 
 
+def test_a_folder_that_another_package_hides_is_told(project: Project) -> None:
+    """`email` is a package of the standard library; a folder of that name without an
+    __init__.py gives way to it."""
+    (project.folder / "email").mkdir()
+    (project.folder / "email/billing.py").write_text("")
+    (problem,) = project.problems(stripe="email.billing")
+    assert problem.found.endswith(
+        "(another package email comes first: put an __init__.py into email/)"
+    )
+
+
 def test_a_module_without_handlers_is_a_problem(project: Project) -> None:
     project.module("shared", '@handler("a")\nasync def f(event, ctx): ...\n')
     problem = project.problem("from shared import f\nasync def g(event, ctx): ...")

@@ -16,14 +16,21 @@ from jsonschema import Draft202012Validator
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Backoff, Envelope, ReplayPolicy, Retention, RetryPolicy
 from gateway.providers import PROVIDERS
-from gateway.routes import Config, Route, check_secrets, json_schema, load_config
+from gateway.routes import (
+    Config,
+    Route,
+    check_api_keys,
+    check_secrets,
+    json_schema,
+    load_config,
+)
 from gateway.secrets import SecretRef
 
 SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
-    "ack_within, handlers, livemode, max_body, path, provider, receive_within, replay, retention,"
-    " secrets, spool, tolerance, types"
+    "ack_within, api_key, handlers, livemode, max_body, path, provider, receive_within, replay,"
+    " retention, secrets, spool, tolerance, types"
 )
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 REFERENCE = "a reference: env:NAME (in capitals) or file:/path"
@@ -64,6 +71,7 @@ def a_route(**changes: Any) -> Route:
         "provider": PROVIDERS["stripe"],
         "path": "/webhooks/stripe",
         "secrets": (SecretRef(kind="env", target="A"),),
+        "api_key": None,
         "tolerance": timedelta(minutes=5),
         "handlers": (),
         "max_body": 1024**2,
@@ -124,6 +132,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
             provider: stripe
             path: /hooks/stripe_eu.v2
             secrets: [env:NEW, "file:/run/secrets/old stripe"]
+            api_key: env:STRIPE_API_KEY
             tolerance: 1d
             handlers: [handlers.billing, other]
             max_body: 64KiB
@@ -155,6 +164,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
             SecretRef(kind="env", target="NEW"),
             SecretRef(kind="file", target="/run/secrets/old stripe"),
         ),
+        api_key=SecretRef(kind="env", target="STRIPE_API_KEY"),
         tolerance=timedelta(days=1),
         handlers=("handlers.billing", "other"),
         max_body=65_536,
@@ -170,6 +180,52 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert hub.retention == Retention(
         key=timedelta(days=4), payload=timedelta(days=4), dead=timedelta(days=90)
     )
+
+
+def test_a_queue_is_a_route_without_a_door(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        routes:
+          tasks: {provider: publish, handlers: [handlers.tasks], api_key: env:KEY, max_body: 2KiB}
+          stripe: {provider: stripe, secrets: [env:A], path: /webhooks/tasks}
+        """,
+    )
+    tasks, stripe = config.routes
+    assert (tasks.provider.is_queue, tasks.secrets, tasks.max_body) == (True, (), 2048)
+    assert tasks.api_key == SecretRef(kind="env", target="KEY")
+    assert config.doors == (stripe,)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["secrets: [env:A]", "path: /x", "tolerance: 5m", "spool: always", "types: [a]", "zzz: 1"],
+)
+def test_a_queue_has_no_key_of_the_way_in(tmp_path: Path, line: str) -> None:
+    key = line.partition(":")[0]
+    (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
+    assert problem[:3] == (4, f"routes.tasks.{key}", "an unknown key")
+    assert "api_key, handlers, max_body, provider, retention" in problem[3]
+
+
+def test_an_api_key_is_for_routes_whose_handlers_call_stripe(tmp_path: Path) -> None:
+    assert said(tmp_path, route_with("api_key: env:KEY", "github")) == [
+        (5, "routes.one.api_key", "a literal value (not shown)",
+         "no api_key: it is Stripe's, and provider is github"),
+    ]  # fmt: skip
+    assert said(tmp_path, route_with(f"api_key: {SECRET}")) == [
+        (5, "routes.one.api_key", "a literal value (not shown)", REFERENCE),
+    ]
+
+
+def test_an_api_key_that_is_not_there_is_a_problem_of_its_line(tmp_path: Path) -> None:
+    config = load(tmp_path, route_with("api_key: env:KEY"))
+    assert check_api_keys(config, {"KEY": SECRET})["one"].reveal() == SECRET.encode()
+    with pytest.raises(ConfigInvalid) as refused:
+        check_api_keys(config, {})
+    assert [(p.line, p.key, p.found) for p in refused.value.problems] == [
+        (5, "routes.one.api_key", "env:KEY, which is not set")
+    ]
 
 
 def test_the_shipped_file_loads() -> None:

@@ -1,0 +1,39 @@
+"""What every run of a worker shares."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import httpx
+
+from gateway.ledger.connection import Pool
+from gateway.ledger.sessions import Sessions
+from gateway.registry import Registry
+from gateway.routes import Config
+from gateway.secrets import Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """Connections, clients, and whom to tell."""
+
+    work: Sessions
+    """Connections for `ctx.db` and for nothing else."""
+    ledger: Pool
+    """Connections for settling what `ctx.db` did not, and for `ctx.once`."""
+    http: httpx.AsyncClient
+    """Every request of the handlers' goes through it, those to Stripe included."""
+    patience: timedelta
+    """How long a commit may go without an answer before its connection is given up."""
+    config: Config
+    registry: Registry
+    """Who takes the jobs that handlers publish."""
+    api_keys: Mapping[str, Secret] = field(default_factory=dict)
+    """By the name of the route, for `ctx.stripe`."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """What `@resource` functions have yielded, by name."""
+    on_retry: Callable[[timedelta], None]
+    """Told when a delivery of ours falls due again."""
+    on_published: Callable[[Iterable[int]], None]
+    """Told which deliveries were committed along with one of ours."""

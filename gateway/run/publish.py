@@ -1,0 +1,101 @@
+"""`ctx.publish`: follow-up work, written in the handler's own transaction."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+
+from gateway.ledger.turns import Turn
+from gateway.registry import Registry
+from gateway.routes import Config, Route
+
+LONGEST_KEY: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An event that nobody sent."""
+
+    queue: str
+    key: str
+    type: str
+    body: bytes
+    handlers: tuple[str, ...]
+    order_keys: dict[str, str]
+
+    def arguments(self, now: datetime) -> tuple[Any, ...]:
+        """As the statement `publish` takes them."""
+        keys = [self.order_keys.get(handler) for handler in self.handlers]
+        digest = hashlib.sha256(self.body).digest()
+        return self.queue, self.key, self.type, now, digest, self.body, list(self.handlers), keys
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [Turn(self.queue, handler, key) for handler, key in self.order_keys.items()]
+
+
+class Outbox:
+    """What one delivery publishes in one run."""
+
+    def __init__(self, config: Config, registry: Registry, make_key: Callable[[str], str]) -> None:
+        self._config = config
+        self._registry = registry
+        self._make_key = make_key
+        self._unnamed = 0
+        self.delivery_ids: list[int] = []
+        """Deliveries of its jobs: there once the transaction is committed."""
+        self.turns: list[Turn] = []
+        """What some of them wait for."""
+
+    def make(self, queue: str, payload: Any, key: str | None, type: str | None) -> Job:
+        """Raises ValueError or TypeError for what can be no job."""
+        route = self._queue(queue)
+        body = _body(route, payload)
+        if key is None:
+            self._unnamed += 1
+            key = self._make_key(f"publish:{self._unnamed}")
+        job_type = _checked("type", queue if type is None else type)
+        handlers = self._registry.for_event(queue, job_type)
+        return Job(
+            queue=queue,
+            key=_checked("key", key),
+            type=job_type,
+            body=body,
+            handlers=handlers,
+            order_keys=self._registry.order_keys(queue, handlers, {}, body),
+        )
+
+    def note(self, job: Job, delivery_ids: Iterable[int]) -> None:
+        """A job was written."""
+        self.delivery_ids.extend(delivery_ids)
+        self.turns.extend(job.turns)
+
+    def _queue(self, name: str) -> Route:
+        queues = {r.name: r for r in self._config.routes if r.provider.is_queue}
+        if name not in queues:
+            known = ", ".join(sorted(queues)) or "none: add a route with `provider: publish`"
+            raise ValueError(f"ctx.publish: found queue {name!r}; expected one of {known}")
+        return queues[name]
+
+
+def _body(route: Route, payload: Any) -> bytes:
+    try:
+        body = orjson.dumps(payload)
+    except TypeError as error:
+        raise TypeError(f"ctx.publish({route.name!r}): the payload is not JSON: {error}") from None
+    if len(body) > route.max_body:
+        raise ValueError(
+            f"ctx.publish({route.name!r}): found a payload of {len(body)} bytes; "
+            f"expected at most max_body ({route.max_body})"
+        )
+    return body
+
+
+def _checked(option: str, text: str) -> str:
+    if isinstance(text, str) and 0 < len(text) <= LONGEST_KEY and text.isprintable():
+        return text
+    expected = f"a text of at most {LONGEST_KEY} printable characters"
+    raise ValueError(f"ctx.publish: {option}: found {text!r:.80}; expected {expected}")

@@ -1,0 +1,1 @@
+"""Payloads as the providers' own libraries type them; each imports its library, so late."""

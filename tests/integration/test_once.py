@@ -1,0 +1,267 @@
+"""`ctx.once`: what is remembered of a call, and what becomes of one whose end nobody knows."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway import Context, Event, NotSent
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.waiting import until
+from tests.support.workers import Function, subscribe, working
+
+
+class Callee:
+    """Something outside: counts what reaches it."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._answers = list(answers)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((*args, *kwargs.values()))
+        answer = self._answers.pop(0) if self._answers else {"id": f"msg_{len(self.calls)}"}
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+async def run(url: str, ledger: Reader, handler: Function, status: str = "done") -> None:
+    """Until the only delivery has this status."""
+    async with working(url, subscribe(handler)):
+        await until(lambda: _is(ledger, status))
+
+
+async def _is(ledger: Reader, status: str) -> bool:
+    return bool((await ledger.delivery())["status"] == status)
+
+
+def calling(callee: Callee, fail_first: int = 0, **options: Any) -> tuple[Function, list[Any]]:
+    """A handler that calls and keeps what it got; its first runs fail after the call."""
+    got: list[Any] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        got.append(await ctx.once("receipt", callee, event.id, **options))
+        if len(got) <= fail_first:
+            raise RuntimeError("after the call")
+
+    return handler, got
+
+
+async def test_a_rerun_gets_the_kept_result_and_calls_nobody(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee()
+    handler, got = calling(callee, fail_first=2)
+    await run(database_url, ledger, handler)
+    assert callee.calls == [("evt_1",)]
+    assert got == [{"id": "msg_1"}] * 3
+    effect = await ledger.row("select status, calls, result::text from gateway.effects")
+    assert effect == {"status": "done", "calls": 1, "result": '{"id":"msg_1"}'}
+
+
+async def test_a_replay_of_what_is_done_gets_the_kept_result(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee()
+    handler, got = calling(callee)
+    await run(database_url, ledger, handler)
+    async with working(database_url, subscribe(handler)):
+        await ledger.replay((await ledger.delivery())["id"])
+        await until(lambda: len(got) == 2)
+    assert (len(callee.calls), got) == (1, [{"id": "msg_1"}] * 2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotSent("the mail server said no before the body"),
+        httpx.ConnectError("refused"),
+        ConnectionRefusedError("refused"),
+    ],
+)
+@pytest.mark.parametrize("unknown", ["retry", "skip"])
+async def test_an_error_that_proves_that_nothing_was_sent_lets_the_next_run_call(
+    database_url: str, ledger: Reader, error: Exception, unknown: str
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(error)
+    handler, got = calling(callee, unknown=unknown)
+    await run(database_url, ledger, handler)
+    assert (len(callee.calls), got) == (2, [{"id": "msg_2"}])
+    assert await ledger.outcomes() == ["retry", "done"]
+
+
+async def test_skip_never_calls_a_second_time_through_a_time_out(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.ReadTimeout("it was sent, and nobody answered"))
+    handler, got = calling(callee, unknown="skip")
+    await run(database_url, ledger, handler)
+    assert (len(callee.calls), got) == (1, [None])
+    assert await ledger.value("select status from gateway.effects") == "begun"
+
+
+async def test_retry_calls_again_under_the_same_key_after_a_time_out(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.ReadTimeout("it was sent, and nobody answered"))
+
+    async def handler(_: Event, ctx: Context) -> None:
+        await ctx.once("receipt", callee, key=ctx.idempotency_key("receipt"))
+
+    await run(database_url, ledger, handler)
+    assert len(callee.calls) == 2
+    assert callee.calls[0] == callee.calls[1]
+    assert (await ledger.row("select calls from gateway.effects"))["calls"] == 2
+
+
+async def test_a_call_that_was_not_sent_does_not_make_an_earlier_unknown_one_undone(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.ReadTimeout("perhaps"), httpx.ConnectError("certainly not"))
+    runs = 0
+
+    async def handler(_: Event, ctx: Context) -> None:
+        nonlocal runs
+        runs += 1
+        await ctx.once("receipt", callee, unknown="retry" if runs < 3 else "skip")
+
+    await run(database_url, ledger, handler)
+    assert len(callee.calls) == 2
+
+
+async def test_a_result_that_is_no_json_fails_the_run_but_the_call_is_not_repeated(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.Response(200))
+    handler, got = calling(callee)
+    await run(database_url, ledger, handler)
+    assert (len(callee.calls), got) == (1, [None])
+    error = await ledger.value("select error from gateway.attempts where outcome = 'retry'")
+    assert "cannot keep the result (Response)" in error
+
+
+async def test_twice_at_once_under_one_name_is_one_call(database_url: str, ledger: Reader) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee()
+
+    async def handler(_: Event, ctx: Context) -> None:
+        first, second = await asyncio.gather(ctx.once("mail", callee), ctx.once("mail", callee))
+        assert first == second == {"id": "msg_1"}
+
+    await run(database_url, ledger, handler)
+    assert len(callee.calls) == 1
+
+
+async def test_a_plain_function_and_a_text_with_a_null_byte_work(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    got: list[Any] = []
+
+    async def handler(_: Event, ctx: Context) -> None:
+        got.append(await ctx.once("plain", lambda: "a\0b"))
+        if ctx.attempt == 1:
+            raise RuntimeError("again")
+
+    await run(database_url, ledger, handler)
+    assert got == ["a\0b", "a\0b"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ctx: ctx.once("", print),
+        lambda ctx: ctx.once("a\nb", print),
+        lambda ctx: ctx.once("x" * 201, print),
+        lambda ctx: ctx.once("x", print, unknown="maybe"),
+    ],
+)
+async def test_a_name_or_an_option_that_cannot_be_is_refused_before_anything_happens(
+    database_url: str, ledger: Reader, call: Callable[[Context], Awaitable[Any]]
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+
+    async def handler(_: Event, ctx: Context) -> None:
+        with pytest.raises(ValueError, match=r"ctx\.once.*found"):
+            await call(ctx)
+
+    await run(database_url, ledger, handler)
+    assert await ledger.value("select count(*) from gateway.effects") == 0
+
+
+async def test_a_zombie_whose_lease_is_gone_makes_no_call(
+    database_url: str, ledger: Reader
+) -> None:
+    """It comes back after another worker has the delivery: its fence is the lease's token."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee, zombie = Callee(), asyncio.Event()
+    runs = 0
+
+    async def handler(event: Event, ctx: Context) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            zombie.set()
+            await until(lambda: runs == 2)
+        await ctx.once("receipt", callee, runs, unknown="skip")
+
+    async with working(database_url, subscribe(handler), sweep=timedelta(seconds=0.1)):
+        await zombie.wait()
+        await ledger.run(
+            "update gateway.deliveries set status = 'pending', lease_token = null, due_at = now()"
+        )
+        await until(lambda: _is(ledger, "done"))
+    assert len(callee.calls) == 1
+
+
+async def test_a_run_that_lost_its_lease_in_the_middle_of_a_call_leaves_skip_at_one_call(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    called, go = asyncio.Event(), asyncio.Event()
+    calls: list[int] = []
+
+    async def slow_call(run: int) -> str:
+        calls.append(run)
+        called.set()
+        await go.wait()
+        return "sent"
+
+    async def handler(_: Event, ctx: Context) -> None:
+        await ctx.once("receipt", slow_call, len(calls), unknown="skip")
+
+    async with working(database_url, subscribe(handler)):
+        await called.wait()
+        await ledger.run(
+            "update gateway.deliveries set status = 'pending', lease_token = null, due_at = now()"
+        )
+        await until(lambda: _is(ledger, "done"))
+        go.set()
+    assert calls == [0]
+
+
+async def test_effects_go_with_their_delivery(database_url: str, ledger: Reader) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    handler, _ = calling(Callee())
+    await run(database_url, ledger, handler)
+    await ledger.run(
+        "update gateway.deliveries set finished_at = now() - interval '40 d';"
+        "update gateway.processed_events set received_at = now() - interval '40 d'"
+    )
+    async with working(database_url, subscribe(handler)):
+        await until(lambda: _none_left(ledger))
+
+
+async def _none_left(ledger: Reader) -> bool:
+    return bool(await ledger.value("select count(*) = 0 from gateway.effects"))
