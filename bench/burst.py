@@ -11,8 +11,8 @@ from bench.processes import Process, wait_until
 from bench.requests import write_stripe
 
 DRAIN_S = 600
-LAST = "select max(extract(epoch from pg_xact_commit_timestamp(xmin)))::float8 from effects"
-REPEATED = "select count(*) - count(distinct event_id) from effects"
+LAST = "select max(extract(epoch from pg_xact_commit_timestamp(xmin)))::float8 from public.effects"
+REPEATED = "select count(*) - count(distinct event_id) from public.effects"
 UNFINISHED = "select count(*) from gateway.deliveries where status <> 'done'"
 
 

@@ -1,8 +1,33 @@
-"""What a handler author imports, and nothing else."""
+"""What a handler author imports, and nothing else.
 
-from gateway.errors import Defer, Reject, Retry
-from gateway.model import Event
-from gateway.registry import handler
-from gateway.run.context import Context
+Each is loaded when it is asked for: pytest imports this package in every run of an environment in
+which it is installed (`gateway.pytest_plugin`), and should not wait for it.
+"""
 
-__all__ = ["Context", "Defer", "Event", "Reject", "Retry", "handler"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from gateway.errors import Defer, NotSent, Reject, Retry
+    from gateway.model import Event
+    from gateway.registry import handler, resource
+    from gateway.run.context import Context
+else:
+    _HOMES: Final = {
+        "Context": "gateway.run.context",
+        "Defer": "gateway.errors",
+        "Event": "gateway.model",
+        "NotSent": "gateway.errors",
+        "Reject": "gateway.errors",
+        "Retry": "gateway.errors",
+        "handler": "gateway.registry",
+        "resource": "gateway.registry",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
+
+
+__all__ = ["Context", "Defer", "Event", "NotSent", "Reject", "Retry", "handler", "resource"]

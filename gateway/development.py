@@ -66,6 +66,14 @@ def development_secrets(
     return made
 
 
+def stand_ins(
+    file: Path | None, references: Iterable[str], environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The references for which a made-up secret is used."""
+    kept = read_secrets(file)
+    return tuple(ref for ref in references if ref in kept and _is_missing(ref, environ))
+
+
 def read_secrets(file: Path | None) -> dict[str, str]:
     """The secrets that `gateway up` made up, by reference. No file, no secrets."""
     if file is None or not file.exists():

@@ -1,7 +1,8 @@
 """Puts `serve` together from the settings and runs it under uvicorn."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import structlog
@@ -39,7 +40,7 @@ def build_app(project: Project, state: State) -> App:
     """The ASGI application, with everything behind it, wired by hand."""
     settings, url = project.settings, database_url(project.settings)
     hand_off = HandOff(connect_redis(redis_url(settings)), max_depth=settings.queue_depth)
-    longest_s = max((r.ack_within.total_seconds() for r in project.config.routes), default=0)
+    longest_s = max((r.ack_within.total_seconds() for r in project.config.doors), default=0)
     claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=max(COMMAND_TIMEOUT_S, longest_s))
     admission = Admission(max_requests=settings.max_in_flight, max_bytes=settings.max_buffered)
     deadlines, metrics = Deadlines(), Metrics()
@@ -50,14 +51,14 @@ def build_app(project: Project, state: State) -> App:
         route.path: Endpoint(
             route,
             secrets=[secret.reveal() for secret in project.secrets[route.name]],
-            match=project.registry.for_event,
+            registry=project.registry,
             claimer=claimer,
             spool=spool if route.spools else None,
             admission=admission,
             deadlines=deadlines,
             metrics=metrics,
         )
-        for route in project.config.routes
+        for route in project.config.doors
     }
 
     async def check() -> None:
@@ -121,7 +122,12 @@ async def check_ledger(url: str) -> None:
         await close_quietly(connection)
 
 
-async def serve(project: Project) -> None:
+async def serve(
+    project: Project,
+    *,
+    listener: socket.socket | None = None,
+    on_started: Callable[[], None] = lambda: None,
+) -> None:
     """Serves until a signal. Refuses to start on a ledger that does not fit, or is away: unless a
     route spools, since its senders will not come back."""
     settings = project.settings
@@ -137,7 +143,7 @@ async def serve(project: Project) -> None:
         if not _spools(project):
             raise
         log.warning("started_without_ledger", reason=str(error))
-    listener = listen(settings.host, settings.port)
+    listener = listener or listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     server = Server(
         uvicorn.Config(
@@ -153,6 +159,7 @@ async def serve(project: Project) -> None:
         ),
         state=state,
         linger_s=settings.linger.total_seconds(),
+        on_started=on_started,
     )
-    log.info("serving", url=f"http://{host}:{port}", routes=[r.path for r in project.config.routes])
+    log.info("serving", url=f"http://{host}:{port}", routes=[r.path for r in project.config.doors])
     await server.serve(sockets=[listener])

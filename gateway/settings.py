@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.development import read_up
+from gateway.development import SECRETS_FILE, read_up
 from gateway.errors import ConfigInvalid, Problem
 from gateway.notation.problems import HIDDEN, Unexpected, one_of, refusals
 from gateway.notation.quantities import Duration, Size, holding, lasting
@@ -150,6 +150,10 @@ class Settings(BaseSettings):
         default=None,
         description="The file with made-up signing secrets; `gateway up` sets it for its children.",
     )
+    test_database_url: Annotated[SecretStr, _schemes("postgresql", "postgres")] | None = Field(
+        default=None,
+        description="The server on which tests and rehearsals make their databases.",
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -184,11 +188,16 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     return settings
 
 
-def discover(settings: Settings) -> Settings:
-    """Fill in what is not set from the `gateway up` that runs on the same data directory."""
+def discover(settings: Settings, *, with_kept_secrets: bool = False) -> Settings:
+    """Fill in what is not set from the `gateway up` that runs on the same data directory.
+
+    Where none runs, the development secrets that are kept there can stand in all the same.
+    """
     up = read_up(settings.data_dir)
     if up is None:
-        return settings
+        kept = settings.data_dir / SECRETS_FILE
+        usable = with_kept_secrets and settings.dev_secrets is None and kept.exists()
+        return settings.model_copy(update={"dev_secrets": kept}) if usable else settings
     known = {
         "database_url": SecretStr(up.database_url),
         "redis_url": SecretStr(up.redis_url),

@@ -13,6 +13,7 @@ from redis.asyncio import Redis as RedisClient
 
 from gateway.embedded import Postgres, Redis
 from gateway.ledger.migrate import SchemaFile, migrate
+from gateway.testing.throwaway import fastest_place
 from tests.support.databases import EFFECTS, TEMPLATE, drop, on_database, run_sql
 from tests.support.ledger import Reader
 from tests.support.processes import Project
@@ -21,7 +22,7 @@ from tests.support.processes import Project
 @pytest.fixture(scope="session")
 def engine_dir() -> Iterator[Path]:
     """A directory that the engines' account can reach."""
-    directory = Path(tempfile.mkdtemp(prefix="gateway-test-"))
+    directory = Path(tempfile.mkdtemp(prefix="gateway-test-", dir=fastest_place()))
     directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)

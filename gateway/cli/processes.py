@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import sys
 from typing import Annotated, Final
 
@@ -12,15 +13,15 @@ import structlog
 import typer
 import uvloop
 
-from gateway.cli.output import console
+from gateway.cli.output import complain, console
 from gateway.ledger.connection import describe
 from gateway.logs import configure_logs
-from gateway.project import Project, database_url, load_project, redis_url
+from gateway.project import Project, load_project, redis_url
 from gateway.queue.cancellation import end
 from gateway.queue.worker import listen_forever
 from gateway.server import serve as run_server
 from gateway.settings import load_settings
-from gateway.up import Started, run_up
+from gateway.up import Reload, Started, run_up
 from gateway.worker import Worker
 
 REQUESTS_BETWEEN: Final = 50_000
@@ -35,6 +36,12 @@ log = structlog.get_logger("gateway.worker")
 WithParent = Annotated[
     bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")
 ]
+ListenerFd = Annotated[
+    int | None, typer.Option(hidden=True, help="A port that the parent has opened already.")
+]
+ReadyFd = Annotated[
+    int | None, typer.Option(hidden=True, help="Where to write a byte as soon as it works.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,33 +51,51 @@ def register(app: typer.Typer) -> None:
     app.command()(worker)
 
 
-def up() -> None:
+def up(
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Let saved handlers, routes and schema files take effect."),
+    ] = False,
+) -> None:
     """Start everything: Postgres and Redis (where no URL is set), migrate, serve and worker.
 
     The engines are real ones, kept in the data directory (GATEWAY_DATA_DIR). Secrets that the
     routes refer to and that are not set get a development value. Stop it with Ctrl-C.
+
+    With --reload, what you save is checked first: a mistake is shown, and the old code goes on.
 
     Example: [bold]gateway up[/bold], then in another terminal
     [bold]gateway send stripe payment_intent.succeeded[/bold]
     """
     settings = load_settings()
     configure_logs(settings.log_format, settings.log_level)
-    run_up(os.environ, _tell)
+    run_up(os.environ, _tell, _tell_reload if reload else None)
 
 
 def _tell(started: Started) -> None:
     out = console()
     for engine in started.engines:
         out.print(f"  [green]started[/green]  {engine}")
-    for route in started.config.routes:
+    for route in started.config.doors:
         out.print(f"  [green]route[/green]    {route.name}: POST {started.url}{route.path}")
     for reference in started.made_up:
         out.print(
             f"  [yellow]notice[/yellow]   {reference} is not set: a development secret is used"
         )
-    for route in started.config.routes[:1]:
+    for route in started.config.doors[:1]:
         command = f"{_gateway()} send {route.name} {_example(route.provider.name)}"
         out.print(f"\n  Ready. Try:  [bold]{command}[/bold]\n")
+    if started.reloads:
+        out.print("  Saved handlers, routes and schema files take effect.\n")
+
+
+def _tell_reload(reload: Reload) -> None:
+    files = ", ".join(reload.files)
+    if reload.problems:
+        complain("\n".join(reload.problems))
+        console().print(f"  not reloaded: {files}; what ran before goes on", markup=False)
+    else:
+        console().print(f"  reloaded {files} in {reload.took_s:.1f} s", markup=False)
 
 
 def _gateway() -> str:
@@ -82,7 +107,9 @@ def _example(provider: str) -> str:
     return {"stripe": "payment_intent.succeeded", "github": "push"}.get(provider, "test")
 
 
-def serve(with_parent: WithParent = False) -> None:
+def serve(
+    with_parent: WithParent = False, listener_fd: ListenerFd = None, ready_fd: ReadyFd = None
+) -> None:
     """Receive webhooks: verify, claim, acknowledge.
 
     Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, a migrated database and every route's
@@ -90,30 +117,33 @@ def serve(with_parent: WithParent = False) -> None:
     """
     project = _load(with_secrets=True)
     _collect_every(REQUESTS_BETWEEN)
-    uvloop.run(_serve(project, with_parent))
+    listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
+    uvloop.run(_serve(project, with_parent, listener, ready_fd))
 
 
-async def _serve(project: Project, with_parent: bool) -> None:
+async def _serve(
+    project: Project, with_parent: bool, listener: socket.socket | None, ready_fd: int | None
+) -> None:
     if with_parent:
         await _end_with_parent()
-    await run_server(project)
+    await run_server(project, listener=listener, on_started=lambda: _say_ready(ready_fd))
 
 
-def worker(with_parent: WithParent = False) -> None:
+def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
     """Run handlers: an arq worker that outlives a Redis restart, and reads Postgres either way.
 
     Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, and no secrets. Run as many as you like.
     SIGTERM finishes what runs within GATEWAY_GRACE and hands the rest back; a second one at once.
     """
-    project = _load(with_secrets=False)
+    project = _load(with_api_keys=True)
     _collect_every(HANDLERS_BETWEEN)
-    uvloop.run(_work(project, with_parent))
+    uvloop.run(_work(project, with_parent, ready_fd))
 
 
-async def _work(project: Project, with_parent: bool) -> None:
+async def _work(project: Project, with_parent: bool, ready_fd: int | None) -> None:
     settings = project.settings
-    url, queue = database_url(settings), redis_url(settings)
-    worker = Worker(settings, project.config, project.registry, url)
+    queue = redis_url(settings)
+    worker = Worker(project)
     stopping = asyncio.Event()
 
     def stop() -> None:
@@ -127,6 +157,7 @@ async def _work(project: Project, with_parent: bool) -> None:
     if with_parent:
         await _end_with_parent()
     await worker.start()
+    _say_ready(ready_fd)
     listening = asyncio.create_task(listen_forever(queue, worker.hint))
     failed = asyncio.create_task(worker.wait_failed())
     stopped = asyncio.create_task(stopping.wait())
@@ -138,6 +169,12 @@ async def _work(project: Project, with_parent: bool) -> None:
         _leave(0)
     log.error("worker_failed", error=describe(failed.exception() or RuntimeError("it ended")))
     _leave(1)
+
+
+def _say_ready(ready_fd: int | None) -> None:
+    if ready_fd is not None:
+        os.write(ready_fd, b"!")
+        os.close(ready_fd)
 
 
 def _collect_every(objects: int) -> None:
@@ -161,10 +198,10 @@ def _leave(code: int) -> None:
         os._exit(code)
 
 
-def _load(*, with_secrets: bool) -> Project:
+def _load(*, with_secrets: bool = False, with_api_keys: bool = False) -> Project:
     settings = load_settings()
     configure_logs(settings.log_format, settings.log_level)
-    return load_project(settings, with_secrets=with_secrets)
+    return load_project(settings, with_secrets=with_secrets, with_api_keys=with_api_keys)
 
 
 async def _end_with_parent() -> None:

@@ -1,15 +1,17 @@
 """`migrate`, `check`, `schema` and `routes`."""
 
 import asyncio
+import os
 from typing import Annotated, Any
 
 import typer
 
 from gateway.cli.output import console, print_json, print_rows
+from gateway.development import stand_ins
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate as apply_migrations
 from gateway.ledger.migrate import read_schema
-from gateway.notation.quantities import format_duration
+from gateway.notation.quantities import format_duration, format_rate
 from gateway.project import database_url, load_project
 from gateway.registry import Registry
 from gateway.routes import Config, json_schema, load_config
@@ -54,11 +56,15 @@ async def _migrate(url: str, config: Config) -> tuple[str, ...]:
 def check() -> None:
     """Check the configuration: settings, routes, secrets and handlers. Exit 2 with every problem.
 
-    Touches no database. Good as the last step of a build.
+    Touches no database. Good as the last step of a build. Development secrets that `gateway init`
+    or `gateway up` made count, and are told.
     """
-    settings = discover(load_settings())
-    project = load_project(settings, with_secrets=True)
+    settings = discover(load_settings(), with_kept_secrets=True)
+    project = load_project(settings, with_secrets=True, with_api_keys=True)
     handlers = len(project.registry.subscriptions)
+    references = [str(ref) for route in project.config.routes for ref in route.secrets]
+    for reference in stand_ins(settings.dev_secrets, references, os.environ):
+        console().print(f"notice: {reference} is not set: a development secret is used")
     console().print(
         f"{settings.config}: {len(project.config.routes)} routes, {handlers} handlers, all in order"
     )
@@ -76,7 +82,7 @@ def schema() -> None:
 def routes(as_json: AsJson = False) -> None:
     """List the routes and who handles what."""
     settings = discover(load_settings())
-    project = load_project(settings, with_secrets=False)
+    project = load_project(settings)
     rows = [
         _row(project.config, project.registry, name) for name in range(len(project.config.routes))
     ]
@@ -97,7 +103,7 @@ def _row(config: Config, registry: Registry, index: int) -> dict[str, Any]:
     route = config.routes[index]
     return {
         "route": route.name,
-        "path": route.path,
+        "path": None if route.provider.is_queue else route.path,
         "provider": route.provider.name,
         "secrets": [str(ref) for ref in route.secrets],
         "handlers": [
@@ -106,6 +112,10 @@ def _row(config: Config, registry: Registry, index: int) -> dict[str, Any]:
                 "types": list(s.types),
                 "timeout": format_duration(s.timeout),
                 "attempts": s.retry.attempts,
+                "once_per": None if s.once_per is None else str(s.once_per),
+                "order_by": None if s.order_by is None else str(s.order_by),
+                "concurrency": s.concurrency,
+                "rate": None if s.rate is None else format_rate(s.rate.count, s.rate.period),
             }
             for s in registry.subscriptions
             if s.route == route.name

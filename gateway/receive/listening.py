@@ -5,7 +5,7 @@ import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
@@ -33,10 +33,18 @@ class Server(uvicorn.Server):
     last one on its connection: a balancer goes elsewhere before anything here is closed.
     """
 
-    def __init__(self, config: uvicorn.Config, *, state: State, linger_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        state: State,
+        linger_s: float,
+        on_started: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
         self.server_state = self._state = state
         self._linger_s = linger_s
+        self._on_started = on_started
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -61,6 +69,8 @@ class Server(uvicorn.Server):
         self._acceptors = [Acceptor(listener, self._make_protocol) for listener in sockets or []]
         for acceptor in self._acceptors:
             acceptor.start()
+        if self.started:
+            self._on_started()
 
     def _make_protocol(self) -> BoundedHttpProtocol:
         return BoundedHttpProtocol(

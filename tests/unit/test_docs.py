@@ -92,6 +92,8 @@ def _keys(schema: dict[str, Any], node: dict[str, Any], path: str) -> Iterator[t
     """Every key of the file with its default, as the JSON Schema has them."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]] | node
+    for branch in reversed(node.get("anyOf", ())):  # a route, or a queue, which has less
+        yield from _keys(schema, branch, path)
     for key, child in node.get("properties", {}).items():
         at = f"{path}.{key}" if path else key
         yield at, child.get("default", "required" if key in node.get("required", ()) else None)

@@ -74,6 +74,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_QUEUE_DEPTH": "7",
         "GATEWAY_ENGINES": "wheels",
         "GATEWAY_DEV_SECRETS": "secrets.json",
+        "GATEWAY_TEST_DATABASE_URL": DATABASE_URL,
     }
     assert environ.keys() == VARIABLES.keys()
     settings = load_settings(environ | {"HOME": "/root", "gateway_port": "1"})
@@ -93,6 +94,8 @@ def test_every_variable_is_read() -> None:
     assert settings.spool_size == 0
     assert settings.engines == "wheels"
     assert settings.dev_secrets == Path("secrets.json")
+    assert settings.test_database_url is not None
+    assert settings.test_database_url.get_secret_value() == DATABASE_URL
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:

@@ -1,0 +1,132 @@
+"""How `rehearse` tells what it found. Imports all that a rehearsal needs: do it late."""
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from typing import Final
+
+from rich.text import Text
+
+from gateway.cli.output import console, print_json, printable
+from gateway.testing.rehearse import Report, Request, Verdict, rehearse
+from gateway.testing.rehearse.findings import Finding
+from gateway.testing.rehearse.tables import Change, Difference
+
+SHOWN_ROWS: Final = 4
+SHOWN_CALLS: Final = 4
+SHOWN_CHARS: Final = 60
+SHOWN_LINE_CHARS: Final = 120
+EVENT_HINT: Final = (
+    "record an event on which it works with `gateway show ID --save FILE` and pass --event FILE"
+)
+COLOURS: Final = {
+    Verdict.SAFE: "green",
+    Verdict.UNSAFE: "bold red",
+    Verdict.FAILED: "bold red",
+    Verdict.SKIPPED: "yellow",
+}
+
+
+def rehearse_and_tell(request: Request, *, as_json: bool) -> bool:
+    """Tells of each handler as soon as it is done. Returns whether all is well."""
+    began, out = time.monotonic(), sys.stdout
+    routes = Counter(s.handler for s in request.project.registry.subscriptions)
+    reports: list[Report] = []
+
+    def take(report: Report) -> None:
+        reports.append(report)
+        if not as_json:
+            with contextlib.redirect_stdout(out):
+                _print(report, with_route=routes[report.handler] > 1)
+
+    with contextlib.redirect_stdout(sys.stderr):  # what handlers print is no part of the report
+        rehearse(request, take)
+    if as_json:
+        print_json([report.as_json() for report in reports])
+    else:
+        _print_summary(reports, time.monotonic() - began)
+    fine = {Verdict.SAFE} if request.handlers else {Verdict.SAFE, Verdict.SKIPPED}
+    return all(report.verdict in fine for report in reports)
+
+
+def _print(report: Report, *, with_route: bool) -> None:
+    head = Text(f"{report.handler} on {report.route}  " if with_route else f"{report.handler}  ")
+    head.append(report.verdict.upper() if report.findings else report.verdict, _colour(report))
+    if report.schedules:
+        events = ", ".join(report.events)
+        head.append(f"  {report.schedules} schedules in {report.seconds:.1f} s on {events}", "dim")
+    _say(head)
+    if report.reason is not None:
+        _say(Text(f"  {printable(report.reason)}"))
+    if report.verdict is Verdict.FAILED:
+        _say(Text(f"  {EVENT_HINT}"))
+    for finding in report.findings:
+        _print_finding(finding)
+    for note in report.notes:
+        _say(Text(f"  note: {printable(note)}", "dim"))
+
+
+def _print_finding(finding: Finding) -> None:
+    head = Text(f"  {finding.schedule}", "bold")
+    head.append(f" (on {finding.event}): ", "not bold")
+    head.append(printable(_told(finding)), "not bold")
+    _say(head)
+    if finding.difference is not None:
+        _print_rows(finding.difference)
+    for call in finding.calls[:SHOWN_CALLS]:
+        _say(Text(f"    + {_short(call.text, SHOWN_LINE_CHARS)}  {_short(call.content)}", "red"))
+    if finding.place is not None:
+        source = _short(finding.source or "", SHOWN_LINE_CHARS)
+        _say(Text.assemble("    ", (finding.place, "cyan"), f": {source}"))
+    if finding.statement is not None:
+        _say(Text(f"      {_short(finding.statement, SHOWN_LINE_CHARS)}", "dim"))
+    _say(Text(f"    {finding.advice}", "yellow"))
+
+
+def _told(finding: Finding) -> str:
+    if finding.difference is not None:
+        return f"{finding.subject} ends differently"
+    if finding.calls:
+        expected = "once" if finding.expected_calls == 1 else f"{finding.expected_calls} times"
+        return f"sent {len(finding.calls)} times, by a single run {expected}"
+    return f"raises {finding.error}" if finding.error else finding.subject
+
+
+def _print_rows(difference: Difference) -> None:
+    for change in difference.changes[:SHOWN_ROWS]:
+        names = _names(change, difference.key)
+        for sign, row, colour in (("-", change.before, "green"), ("+", change.after, "red")):
+            if row is not None:
+                cells = " ".join(f"{name}={_short(str(row.get(name)))}" for name in names)
+                _say(Text(f"    {sign} {cells}", colour))
+    left_out = len(difference.changes) - SHOWN_ROWS
+    if left_out > 0:
+        _say(Text(f"    ... and {left_out} more rows"))
+
+
+def _names(change: Change, key: tuple[str, ...]) -> list[str]:
+    """The key first; of a row that changed, then only what did."""
+    before, after = change.before or {}, change.after or {}
+    others = [name for name in {**before, **after} if name not in key]
+    return [*key, *(name for name in others if before.get(name) != after.get(name))]
+
+
+def _print_summary(reports: list[Report], seconds: float) -> None:
+    counts = Counter(report.verdict for report in reports)
+    told = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+    handlers = "1 handler" if len(reports) == 1 else f"{len(reports)} handlers"
+    _say(Text(f"{handlers}: {told or 'nothing to rehearse'}; {seconds:.1f} s"))
+
+
+def _colour(report: Report) -> str:
+    return COLOURS[report.verdict]
+
+
+def _short(text: str, most: int = SHOWN_CHARS) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def _say(text: Text) -> None:
+    console().print(text, soft_wrap=True)

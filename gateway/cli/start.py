@@ -1,0 +1,103 @@
+"""`init` and `new`: the first project and the next handler."""
+
+import os
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.output import console
+from gateway.development import development_secrets
+from gateway.scaffold.handler import Order, write_handler
+from gateway.scaffold.project import STARTERS, write_project
+from gateway.settings import load_settings
+
+
+class Kind(StrEnum):
+    """What `new` makes."""
+
+    HANDLER = "handler"
+
+
+class StarterName(StrEnum):
+    """A provider that `init` has a route and a handler for."""
+
+    STRIPE = "stripe"
+    GITHUB = "github"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(init)
+    app.command()(new)
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where; it is made if need be.")] = Path(),
+    provider: Annotated[
+        list[StarterName] | None,
+        typer.Option("--provider", help="Who sends; stripe by default. May be given twice."),
+    ] = None,
+) -> None:
+    """Make a project that works at once: routes, a handler with its table and test, compose file.
+
+    Overwrites nothing: where a file is there already with other content, nothing is written.
+
+    Example: [bold]gateway init shop[/bold], then [bold]cd shop[/bold] and
+    [bold]gateway up --reload[/bold]
+    """
+    providers = provider or [StarterName.STRIPE]
+    data_dir = directory / load_settings().data_dir
+    made = write_project(directory, providers)
+    references = [f"env:{STARTERS[name].secret}" for name in providers]
+    development_secrets(data_dir, references, os.environ)
+    out = console()
+    for path in made:
+        out.print(f"  made  {path}", markup=False)
+    if not made:
+        out.print("  all of it is there already", markup=False)
+    out.print("\n  Next:", markup=False)
+    if directory.resolve() != Path.cwd():
+        out.print(f"    cd {shlex.quote(str(directory))}", markup=False)
+    out.print("    gateway up --reload", markup=False)
+    out.print(f"    gateway send {STARTERS[providers[0]].send}   # in another terminal")
+    out.print("    pytest\n", markup=False)
+
+
+def new(
+    kind: Annotated[Kind, typer.Argument(help="What to add.", show_default=False)],
+    route: Annotated[str, typer.Argument(help="A route of routes.yaml.")],
+    type: Annotated[str, typer.Argument(help="An event type, such as invoice.paid.")],
+    event: Annotated[
+        Path | None,
+        typer.Option("--event", help="A recorded event (`gateway show ID --save FILE`)."),
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", help="Where; default: the first one of the route.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of the function; default: on_ and the type.")
+    ] = None,
+) -> None:
+    """Add a handler, made from an event: with its table, its test and its place in routes.yaml.
+
+    The event is the sample of its type, or a recorded one of yours. All of it is written, or
+    nothing.
+
+    Example: [bold]gateway new handler stripe invoice.paid[/bold]
+    """
+    order = Order(route=route, type=type, event=event, module=module, name=name)
+    made = write_handler(load_settings().config, order)
+    out = console()
+    for path in made.files:
+        out.print(f"  wrote  {path}", markup=False)
+    if made.is_guess:
+        out.print(f"  notice: there is no sample of {type}: look at what it reads", markup=False)
+        out.print(
+            "  (better: record an event, `gateway show ID --save FILE`, and pass --event FILE)"
+        )
+    out.print("\n  Next:", markup=False)
+    out.print(f"    pytest {made.test}", markup=False)
+    out.print(f"    gateway rehearse {made.name}\n", markup=False)

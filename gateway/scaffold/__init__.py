@@ -1,0 +1,1 @@
+"""Writes a project that works, and the next handler of one."""

@@ -1,0 +1,137 @@
+"""Adds a function to a Python module, and the imports that it needs."""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import CommandFailed
+
+FUTURE, STANDARD, OTHERS, OWN = range(4)
+"""The groups of imports, in their order."""
+
+LONGEST_LINE: Final = 88
+"""As black and ruff have it by default."""
+
+
+def names_of(path: Path, source: str) -> dict[str, int]:
+    """The names that a module binds at its top, with their lines."""
+    names: dict[str, int] = {}
+    for node in _parsed(path, source).body:
+        for name in _bound(node):
+            names[name] = node.lineno
+    return names
+
+
+def add_function(
+    path: Path, source: str, function: str, imports: Mapping[str, Sequence[str]]
+) -> str:
+    """The module with the function at its end."""
+    for module, names in imports.items():
+        source = _withimport_text(path, source, module, names)
+    return f"{source.rstrip()}\n\n\n{function}"
+
+
+def _parsed(path: Path, source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise CommandFailed(f"{path}:{error.lineno}: {error.msg}: mend it first") from None
+    except ValueError as error:
+        raise CommandFailed(f"{path}: {error}: mend it first") from None
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name
+        case ast.Import():
+            yield from (item.asname or item.name.partition(".")[0] for item in node.names)
+        case ast.ImportFrom():
+            yield from (item.asname or item.name for item in node.names)
+        case ast.Assign() | ast.AnnAssign():
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
+
+
+def _withimport_text(path: Path, source: str, module: str, names: Sequence[str]) -> str:
+    tree = _parsed(path, source)
+    found = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == module]
+    there = {item.name for node in found for item in node.names if item.asname is None}
+    missing = [name for name in names if name not in there]
+    if not missing:
+        return source
+    taken = names_of(path, source)
+    for name in missing:
+        if name in taken:
+            raise CommandFailed(
+                f"{path}:{taken[name]}: {name} is not {module}.{name} here: "
+                "have the handler written into another --module"
+            )
+    plain = [node for node in found if not any(item.asname for item in node.names)]
+    if plain:
+        listed = {item.name for item in plain[0].names} | set(missing)
+        return _replace(source, plain[0], import_text(module, listed))
+    return _insert(path, source, tree, module, import_text(module, missing))
+
+
+def import_text(module: str, names: Iterable[str]) -> str:
+    """Classes first, as isort sorts them."""
+    ordered = sorted(names, key=lambda name: (not name[:1].isupper(), name))
+    line = f"from {module} import {', '.join(ordered)}"
+    if len(line) <= LONGEST_LINE:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in ordered), ")"])
+
+
+def _replace(source: str, node: ast.stmt, text: str) -> str:
+    lines = source.splitlines()
+    end = (node.end_lineno or node.lineno) - 1
+    rest = lines[end].encode()[node.end_col_offset :].decode()
+    lines[node.lineno - 1 : end + 1] = [text + rest]
+    return "\n".join(lines) + "\n"
+
+
+def _insert(path: Path, source: str, tree: ast.Module, module: str, text: str) -> str:
+    """Where isort would have it: by group, and in the group by name, after plain imports."""
+    lines = source.splitlines()
+    imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    own = path.parts[0]
+    place = _place(module, is_from=True, own=own)
+    earlier = [node for node in imports if _place_of(node, own) < place]
+    later = [node for node in imports if _place_of(node, own) > place]
+    if later and _place_of(later[0], own)[0] == place[0]:
+        lines.insert(later[0].lineno - 1, text)
+    elif earlier:
+        last = earlier[-1]
+        same_group = _place_of(last, own)[0] == place[0]
+        lines[last.end_lineno : last.end_lineno] = [text] if same_group else ["", text]
+    elif later:
+        lines[later[0].lineno - 1 : later[0].lineno - 1] = [text, ""]
+    else:
+        top = _end_of_docstring(tree)
+        lines[top:top] = ["", text] if top else [text, ""]
+    return "\n".join(lines) + "\n"
+
+
+def _place_of(node: ast.Import | ast.ImportFrom, own: str) -> tuple[int, bool, str]:
+    if isinstance(node, ast.Import):
+        return _place(node.names[0].name, is_from=False, own=own)
+    return _place(node.module or "", is_from=True, own=own)
+
+
+def _place(module: str, *, is_from: bool, own: str) -> tuple[int, bool, str]:
+    top = module.partition(".")[0]
+    if top == "__future__":
+        return FUTURE, is_from, module
+    if top in sys.stdlib_module_names:
+        return STANDARD, is_from, module
+    return (OWN if top in (own, "") else OTHERS), is_from, module
+
+
+def _end_of_docstring(tree: ast.Module) -> int:
+    if ast.get_docstring(tree, clean=False) is None:
+        return 0
+    return tree.body[0].end_lineno or 0

@@ -1,0 +1,231 @@
+"""`deliver`: gives an event to a handler the way the gateway does."""
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from gateway.model import Event, Status
+from gateway.project import Project
+from gateway.registry import HandlerFunction, Subscription
+from gateway.routes import Route
+from gateway.testing.background import Background
+from gateway.testing.crash import CrashPoint
+from gateway.testing.stage import Ran, Stage
+
+DUPLICATE: Final = "duplicate"
+MOST_RUNS: Final = 1000
+"""More is a circle: a job that publishes itself, or a handler that defers for no time."""
+
+
+class DeliveryFailed(AssertionError):
+    """The delivery is not done, and no exception of the handler's says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """What became of a delivery."""
+
+    handler: str
+    status: str
+    """`done`, `pending` (to be tried again) or `dead`; `running` where the run was crashed."""
+    outcome: str | None
+    """Of the run: `done`, `retry`, `dead`, `deferred`, `lost`, `skipped` (`once_per`); `duplicate`
+    where nothing ran because the delivery had ended before; None where the run was crashed."""
+    error: str | None
+    """In one line, as `gateway show` has it."""
+    traceback: str | None
+    attempts: int
+    """How many were burned, since the last replay."""
+    published: tuple[Event, ...] = ()
+    """The jobs of `ctx.publish`, to be looked at or delivered on."""
+    exception: Exception | None = field(default=None, repr=False)
+    """What the handler raised."""
+
+
+class Deliver:
+    """The fixture `deliver`."""
+
+    def __init__(self, project: Project, stage: Stage, background: Background) -> None:
+        self._project = project
+        self._stage = stage
+        self._background = background
+
+    def __call__(
+        self, handler: HandlerFunction | str, event: Event, *, check: bool = True
+    ) -> Delivered:
+        """Claims the event, runs this handler's delivery of it, and settles it.
+
+        Where the handler raises, so does this, unless `check` is False. A delivery that is to be
+        tried again is tried now, however long it would have to wait. One that is done is a
+        duplicate, and not run: see `replay`.
+        """
+        __tracebackhide__ = True
+        return self._deliver(handler, event, check, replayed=False)
+
+    def replay(
+        self, handler: HandlerFunction | str, event: Event, *, check: bool = True
+    ) -> Delivered:
+        """Runs a delivery again that has ended, as `gateway replay` does."""
+        __tracebackhide__ = True
+        return self._deliver(handler, event, check, replayed=True)
+
+    def pending(self, *, check: bool = True) -> list[Delivered]:
+        """Runs all that is due, of all handlers, and what comes of it, until nothing is left."""
+        __tracebackhide__ = True
+        results: list[Delivered] = []
+        while (found := self._background.run(self._run_next())) is not None:
+            if len(results) == MOST_RUNS:
+                raise DeliveryFailed(
+                    f"{MOST_RUNS} deliveries were run and more are due: the last was of "
+                    f"{results[-1].handler}"
+                )
+            results.append(_checked(found, check))
+        return results
+
+    def _deliver(
+        self, handler: HandlerFunction | str, event: Event, check: bool, *, replayed: bool
+    ) -> Delivered:
+        __tracebackhide__ = True
+        subscription = self._subscription(handler, event)
+        found = self._background.run(self._run(subscription, event, replayed))
+        return _checked(found, check)
+
+    async def _run(self, subscription: Subscription, event: Event, replayed: bool) -> Delivered:
+        stage = self._stage
+        await stage.claim(self._route(event), event)
+        row = await stage.find(subscription, event)
+        if replayed:
+            await stage.replay(row["id"])
+        elif row["status"] in (Status.DONE, Status.DEAD, Status.DISCARDED):
+            return _delivered(Ran(row=row), outcome=DUPLICATE)
+        await stage.make_due(row["id"])
+        lease = await stage.lease(subscription, row["id"])
+        if lease is None:
+            raise DeliveryFailed(
+                f"{subscription.handler} cannot run yet: an earlier delivery of the same key "
+                f"({subscription.turns}) has the turn"
+            )
+        return _delivered(await stage.run(subscription, lease))
+
+    async def _run_next(self) -> Delivered | None:
+        lease = await self._stage.lease_next()
+        if lease is None:
+            return None
+        key = (lease.event.route, lease.handler)
+        subscription = next(s for s in self._project.registry.subscriptions if s.key == key)
+        return _delivered(await self._stage.run(subscription, lease))
+
+    def _route(self, event: Event) -> Route:
+        return next(r for r in self._project.config.routes if r.name == event.route)
+
+    def _subscription(self, handler: HandlerFunction | str, event: Event) -> Subscription:
+        __tracebackhide__ = True
+        subscriptions = self._project.registry.subscriptions
+        found = [s for s in subscriptions if handler in (s.handler, s.function)]
+        if not found:
+            known = ", ".join(dict.fromkeys(s.handler for s in subscriptions))
+            raise ValueError(f"{_name(handler)} is no handler of this project; it has {known}")
+        for subscription in found:
+            if subscription.route == event.route:
+                _check_type(subscription, event)
+                return subscription
+        routes = ", ".join(s.route for s in found)
+        raise ValueError(
+            f"{_name(handler)} takes events of the route {routes}; this is one of {event.route}"
+        )
+
+
+class DeliverTwice:
+    """The fixture `deliver_twice`."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+
+    def __call__(
+        self, handler: HandlerFunction | str, event: Event, *, check: bool = True
+    ) -> tuple[Delivered, Delivered]:
+        """Delivers, replays, and so runs the handler twice on one event, committed both times."""
+        __tracebackhide__ = True
+        first = self._deliver(handler, event, check=check)
+        return first, self._deliver.replay(handler, event, check=check)
+
+
+class CrashAfter:
+    """The fixture `crash_after`."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def __call__(self, statements: int | None = None, *, calls: int | None = None) -> "Crash":
+        """Within it, a run dies after so many statements of `ctx.db`, or requests of `ctx.http`.
+
+        As by `kill -9`: its connection is cut, nothing is settled, no `finally` is run. The next
+        `deliver` of the event runs it again, as when the lease has run out. 0 is before the first.
+        """
+        __tracebackhide__ = True
+        if (statements is None) == (calls is None):
+            raise ValueError("crash_after: after how many statements, or calls=...? Say one")
+        return Crash(self._stage, CrashPoint(statements=statements, calls=calls))
+
+
+class Crash:
+    """A block in which a run dies; it fails where none did."""
+
+    def __init__(self, stage: Stage, point: CrashPoint) -> None:
+        self._stage = stage
+        self._point = point
+
+    def __enter__(self) -> None:
+        self._stage.crash = self._point
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        __tracebackhide__ = True
+        self._stage.crash = None
+        if kind is None and not self._point.is_reached:
+            raise DeliveryFailed(
+                f"nothing crashed: there were {self._point.statements_seen} statements of ctx.db "
+                f"and {self._point.calls_seen} requests of ctx.http"
+            )
+
+
+def _delivered(ran: Ran, outcome: str | None = None) -> Delivered:
+    row = ran.row
+    return Delivered(
+        handler=row["handler"],
+        status=row["status"],
+        outcome=outcome or row["outcome"],
+        error=row["error"],
+        traceback=row["traceback"] if row["error"] else None,
+        attempts=row["attempts"],
+        published=ran.published,
+        exception=None if ran.raised is None else ran.raised[0].with_traceback(ran.raised[1]),
+    )
+
+
+def _checked(found: Delivered, check: bool) -> Delivered:
+    __tracebackhide__ = True
+    if not check or found.status in (Status.DONE, Status.RUNNING):
+        return found
+    if found.exception is not None:
+        raise found.exception
+    if found.outcome == DUPLICATE:
+        raise DeliveryFailed(
+            f"{found.handler} was not run: its delivery is {found.status} ({found.error}); "
+            "deliver.replay runs it again"
+        )
+    raise DeliveryFailed(f"{found.handler}: {found.traceback or found.error}")
+
+
+def _check_type(subscription: Subscription, event: Event) -> None:
+    __tracebackhide__ = True
+    if not any(fnmatchcase(event.type, glob) for glob in subscription.types):
+        raise ValueError(
+            f"{subscription.handler} takes {', '.join(subscription.types)}; this event is "
+            f"{event.type}"
+        )
+
+
+def _name(handler: Any) -> str:
+    if isinstance(handler, str):
+        return repr(handler)
+    return f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', handler)}"

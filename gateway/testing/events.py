@@ -1,0 +1,161 @@
+"""Events for tests: samples with some fields changed, recorded ones, or whole payloads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import orjson
+
+from gateway.model import Envelope, Event
+from gateway.notation.problems import one_of
+from gateway.routes import Config, Route
+from gateway.samples import load_recorded, make_sample
+from gateway.samples.sample import lay_out
+from gateway.testing.overrides import override
+
+BASES: Final = {"stripe": ("data", "object")}
+"""Where the fields stand that a test names: of Stripe's events, in the object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """What an event is made of."""
+
+    id: str
+    type: str
+    payload: Any
+
+
+class MakeEvent:
+    """Makes events as the project's routes would receive them."""
+
+    def __init__(self, config: Config, directory: Path) -> None:
+        self._config = config
+        self._directory = directory
+
+    def __call__(
+        self,
+        route: str,
+        type: str | None = None,
+        changes: Mapping[str, Any] | None = None,
+        /,
+        *,
+        file: str | Path | None = None,
+        payload: Any = None,
+        event_id: str | None = None,
+        occurred_at: datetime | None = None,
+        account: str | None = None,
+        livemode: bool | None = None,
+        **fields: Any,
+    ) -> Event:
+        """An event of a route (or of the only route of a provider).
+
+        It is the sample of its type, a recorded `file` (seen from the project's directory), or a
+        `payload` of your own, with `fields` changed: those of Stripe's object, else of the payload;
+        `__` leads further in. `changes` are by their paths from the top: `data.object.customer`.
+        `occurred_at` is when it happened: all times of a sample follow from it.
+        """
+        __tracebackhide__ = True
+        place = self._route(route)
+        now = occurred_at or datetime.now(UTC)
+        if livemode is not None and (file is not None or payload is not None):
+            raise ValueError("make_event: livemode= is for samples; this event says its own")
+        if file is not None:
+            draft = self._recorded(place, type, file)
+        elif payload is not None:
+            draft = _own(place, type, payload)
+        else:
+            draft = _sample(place, type, now, livemode or False)
+        base = BASES.get(place.provider.name, ())
+        for path, value in (changes or {}).items():
+            override(draft.payload, path.split("."), value)
+        for name, value in fields.items():
+            override(draft.payload, [*base, *name.split("__")], value)
+        if account is not None or occurred_at is not None:
+            _set_stripes_own(place, draft.payload, account, occurred_at)
+        return _event(place, draft, event_id)
+
+    def _route(self, name: str) -> Route:
+        __tracebackhide__ = True
+        routes = {route.name: route for route in self._config.routes}
+        if name in routes:
+            return routes[name]
+        found = [route for route in self._config.routes if route.provider.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValueError(
+                f"make_event: {name} has several routes; expected "
+                + one_of(route.name for route in found)
+            )
+        raise ValueError(
+            f"make_event: {self._config.file} has no route {name!r}; expected "
+            + one_of(routes, like=name)
+        )
+
+    def _recorded(self, route: Route, type: str | None, file: str | Path) -> _Draft:
+        recorded = load_recorded(self._directory / file, provider=route.provider.name, type=type)
+        return _Draft(id=recorded.id, type=recorded.type, payload=orjson.loads(recorded.body))
+
+
+def _sample(route: Route, type: str | None, now: datetime, livemode: bool) -> _Draft:
+    __tracebackhide__ = True
+    if route.provider.is_queue:
+        raise ValueError(f"make_event: {route.name} is a queue: give the job's payload=...")
+    if type is None:
+        raise ValueError("make_event: which type? Say make_event('stripe', 'invoice.paid')")
+    sample = make_sample(route.provider.name, type, now=now, livemode=livemode)
+    return _Draft(id=sample.id, type=sample.type, payload=orjson.loads(sample.body))
+
+
+def _own(route: Route, type: str | None, payload: Any) -> _Draft:
+    own = orjson.loads(orjson.dumps(payload))  # a copy, and what JSON cannot say is refused here
+    is_queue = route.provider.is_queue
+    return _Draft(id=str(uuid4()), type=type or (route.name if is_queue else ""), payload=own)
+
+
+def _set_stripes_own(
+    route: Route, payload: Any, account: str | None, occurred_at: datetime | None
+) -> None:
+    """What Stripe's event says beside its object."""
+    if account is not None:
+        if route.provider.name != "stripe":
+            raise ValueError(
+                "make_event: account= is Stripe's; GitHub's is the login of the organization or "
+                "of the repository's owner"
+            )
+        payload["account"] = account
+    if occurred_at is not None and route.provider.name == "stripe":
+        is_thin = isinstance(payload.get("created"), str)
+        seconds = int(occurred_at.timestamp())
+        payload["created"] = occurred_at.isoformat() if is_thin else seconds
+
+
+def _event(route: Route, draft: _Draft, event_id: str | None) -> Event:
+    __tracebackhide__ = True
+    provider, now = route.provider, datetime.now(UTC)
+    if event_id is not None and provider.name == "stripe":
+        draft.payload["id"] = event_id
+    body = lay_out(provider.name, draft.payload)
+    headers = {"content-type": "application/json"}
+    envelope = Envelope(id=event_id or draft.id, type=draft.type)
+    if not provider.is_queue:
+        headers = provider.sign(
+            body, secret=b"of a test", id=envelope.id, type=envelope.type, now=now
+        )
+        envelope = provider.read(headers, body)
+    return Event(
+        id=envelope.id,
+        type=envelope.type,
+        route=route.name,
+        provider=provider.name,
+        account=envelope.account,
+        livemode=envelope.livemode,
+        occurred_at=envelope.occurred_at,
+        received_at=now,
+        headers=headers,
+        body=body,
+    )

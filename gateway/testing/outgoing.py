@@ -1,0 +1,131 @@
+"""The HTTP requests of handlers, recorded and never sent."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import httpx
+import orjson
+
+from gateway.testing.places import calling_place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request that a handler made."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    place: str | None
+    """`file:line` of the user's code that made it, the file seen from the project's directory."""
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return orjson.loads(self.body)
+
+    @property
+    def form(self) -> dict[str, str]:
+        """The body as form fields, which is how Stripe's API is written to."""
+        return dict(parse_qsl(self.body.decode(), keep_blank_values=True))
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self.headers.get("idempotency-key")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rule:
+    method: str
+    url_glob: str
+    answer: httpx.Response | BaseException | type[BaseException]
+    times_left: int | None
+
+    def fits(self, call: Call) -> bool:
+        if self.times_left == 0 or self.method not in (call.method, "*"):
+            return False
+        return call.url == self.url_glob or fnmatchcase(call.url, self.url_glob)
+
+
+class Outgoing(httpx.AsyncBaseTransport):
+    """The way out of `ctx.http`: keeps each request, answers 200 `{}`, and sends nothing."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.calls: list[Call] = []
+        self.on_call: Callable[[], Awaitable[None]] | None = None
+        """Told of each call before it is answered."""
+        self._root = root or Path.cwd()
+        self._rules: list[_Rule] = []
+
+    def answer(
+        self,
+        method: str,
+        url_glob: str,
+        *,
+        status: int = 200,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        times: int | None = None,
+    ) -> None:
+        """Answers such requests so, from now on or only so often; what was said last wins.
+
+        `method` may be `*`; in `url_glob`, `*` is any text.
+        """
+        response = httpx.Response(status, json={} if json is None else json, headers=headers)
+        self._add(method, url_glob, response, times)
+
+    def fail(
+        self,
+        method: str,
+        url_glob: str,
+        exception: BaseException | type[BaseException],
+        *,
+        times: int | None = None,
+    ) -> None:
+        """Raises it for such requests, as `httpx.ConnectError("refused")`."""
+        self._add(method, url_glob, exception, times)
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        """A client whose requests all end here; `options` are httpx's, such as `base_url`."""
+        return httpx.AsyncClient(transport=self, **options)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        call = Call(
+            method=request.method,
+            url=str(request.url),
+            headers=dict(request.headers),
+            body=await request.aread(),
+            place=calling_place(self._root),
+        )
+        self.calls.append(call)
+        if self.on_call is not None:
+            await self.on_call()
+        return self._respond(call)
+
+    def _add(
+        self,
+        method: str,
+        url_glob: str,
+        answer: httpx.Response | BaseException | type[BaseException],
+        times: int | None,
+    ) -> None:
+        self._rules.append(
+            _Rule(method=method.upper(), url_glob=url_glob, answer=answer, times_left=times)
+        )
+
+    def _respond(self, call: Call) -> httpx.Response:
+        rule = next((rule for rule in reversed(self._rules) if rule.fits(call)), None)
+        if rule is None:
+            return httpx.Response(200, json={})
+        if rule.times_left is not None:
+            rule.times_left -= 1
+        if not isinstance(rule.answer, httpx.Response):
+            raise rule.answer
+        given = rule.answer
+        return httpx.Response(given.status_code, headers=given.headers, content=given.content)

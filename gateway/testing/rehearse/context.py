@@ -1,0 +1,118 @@
+"""The context of a rehearsed run: the real one, watched at every statement and call."""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import asyncpg
+
+from gateway.ledger.sessions import Sessions
+from gateway.model import Lease
+from gateway.registry import Subscription
+from gateway.run.bench import Workbench
+from gateway.run.context import Context, Database
+from gateway.run.effects import Unknown
+from gateway.testing.rehearse.trace import Kind, Once, Run, inside
+
+T = TypeVar("T")
+
+_SAVEPOINT: Final = re.compile(r"(savepoint|rollback to|release) ")
+_STATUS: Final = re.compile(r"[A-Z ]+?(?: \d+)? (\d+)")
+
+
+class WatchedDatabase(Database):
+    """The transaction of one run, which can be committed without settling the delivery."""
+
+    def __init__(self, sessions: Sessions, timeout: timedelta, run: Run) -> None:
+        super().__init__(sessions, timeout)
+        self._run = run
+
+    async def execute(self, query: str, *args: Any) -> str:
+        execute = super().execute
+        if _SAVEPOINT.match(query):
+            self._run.check()
+            return await execute(query, *args)
+        return await self._watch(query, args, lambda: execute(query, *args))
+
+    async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        executemany = super().executemany
+        await self._watch(query, (), lambda: executemany(query, rows))
+
+    async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
+        fetch = super().fetch
+        return await self._watch(query, args, lambda: fetch(query, *args))
+
+    async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
+        fetchrow = super().fetchrow
+        return await self._watch(query, args, lambda: fetchrow(query, *args))
+
+    async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
+        fetchval = super().fetchval
+        return await self._watch(query, args, lambda: fetchval(query, *args, column=column))
+
+    async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
+        run_own = super().run_own
+        return await self._watch(query, args, lambda: run_own(query, *args))
+
+    async def commit(self) -> None:
+        """Keeps what was written. The delivery stays as it is, so that it can be run again."""
+        async with self._turn:
+            self._closed = True
+            session = self._session
+            if session is None:
+                return
+            if not session.connection.is_in_transaction():
+                raise RuntimeError(
+                    "the handler ended its own transaction: leave that to the gateway"
+                )
+            await session.commit("select true", chain=False)
+            self._session = None
+            self._sessions.give_back(session)
+
+    async def _watch(self, query: str, args: Sequence[Any], send: Callable[[], Awaitable[T]]) -> T:
+        step = self._run.begin(Kind.STATEMENT, query, tuple(args))
+        try:
+            result = await send()
+        except asyncpg.PostgresError as error:
+            step.error = str(error)
+            raise
+        step.rows = _count(result)
+        self._run.finish(step)
+        await self._run.pause(step)
+        return result
+
+
+class WatchedContext(Context):
+    """The real context on a watched transaction, with the calls inside `ctx.once` marked."""
+
+    db: WatchedDatabase
+
+    def __init__(
+        self, *, lease: Lease, subscription: Subscription, bench: Workbench, run: Run
+    ) -> None:
+        super().__init__(lease=lease, subscription=subscription, bench=bench)
+        self.db = WatchedDatabase(bench.work, subscription.timeout, run)
+        self._run = run
+
+    async def once(
+        self,
+        name: str,
+        func: Callable[..., Any | Awaitable[Any]],
+        *args: Any,
+        unknown: Unknown = "retry",
+        **kwargs: Any,
+    ) -> Any:
+        self._run.check()
+        with inside(Once(name=name, unknown=unknown)):
+            return await super().once(name, func, *args, unknown=unknown, **kwargs)
+
+
+def _count(result: object) -> int | None:
+    """How many rows a statement found or changed."""
+    if isinstance(result, str):
+        status = _STATUS.fullmatch(result)
+        return int(status[1]) if status else None
+    if isinstance(result, list):
+        return len(result)
+    return 0 if result is None else 1

@@ -1,0 +1,73 @@
+"""E-mail through the standard library: recorded, and never sent."""
+
+import smtplib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from gateway.testing.rehearse.trace import current_run
+
+SAID: Final = b"recorded by a rehearsal"
+SILENCED: Final = ("ehlo", "helo", "starttls", "login", "rset", "noop", "verify")
+CODES: Final = {"QUIT": 221, "DATA": 354, "STARTTLS": 220, "AUTH": 235}
+"""What a server answers where all is well, if not 250 (https://www.rfc-editor.org/rfc/rfc5321)."""
+
+
+@contextmanager
+def recorded_mail() -> Iterator[None]:
+    """For as long as it lasts, `smtplib` talks to nobody.
+
+    The methods are replaced, not the classes: a module may hold `SMTP` under a name of its own.
+    """
+    replaced = {**dict.fromkeys(SILENCED, _fine), **REPLACED}
+    kept = {name: getattr(smtplib.SMTP, name) for name in replaced}
+    _replace(replaced)
+    try:
+        yield
+    finally:
+        _replace(kept)
+
+
+def _replace(methods: Mapping[str, Callable[..., object]]) -> None:
+    for name, method in methods.items():
+        setattr(smtplib.SMTP, name, method)
+
+
+def _fine(*_: object, **__: object) -> tuple[int, bytes]:
+    return 250, SAID
+
+
+def _greet(*_: object, **__: object) -> tuple[int, bytes]:
+    return 220, SAID
+
+
+def _answer(_: smtplib.SMTP, command: str, *__: object) -> tuple[int, bytes]:
+    return CODES.get(command.upper(), 250), SAID
+
+
+def _nothing(*_: object, **__: object) -> None: ...
+
+
+def _sendmail(
+    _: smtplib.SMTP,
+    from_addr: str,
+    to_addrs: str | Sequence[str],
+    msg: bytes | str,
+    *__: object,
+    **___: object,
+) -> dict[str, tuple[int, bytes]]:
+    receivers = to_addrs if isinstance(to_addrs, str) else ", ".join(to_addrs)
+    content = msg if isinstance(msg, str) else msg.decode("utf-8", "replace")
+    run = current_run()
+    if run is not None:
+        run.call(f"e-mail to {receivers}", content, is_write=True)
+    return {}
+
+
+REPLACED: Final[Mapping[str, Callable[..., object]]] = {
+    "connect": _greet,
+    "docmd": _answer,
+    "close": _nothing,
+    "ehlo_or_helo_if_needed": _nothing,
+    "sendmail": _sendmail,
+}

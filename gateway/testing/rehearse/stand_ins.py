@@ -1,0 +1,117 @@
+"""Stand-ins for `ctx.resources`: every call is recorded, and nothing is opened."""
+
+import re
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from typing import Any, Final, Self
+
+from gateway.testing.rehearse.trace import current_run
+
+HARMLESS: Final = re.compile(
+    r"_*(get|fetch|list|read|aread|find|search|retrieve|query|select|count|exists|is|has|lookup"
+    r"|head|options|ping|connect|connection|session|client|acquire|release|begin|open|close|aclose"
+    r"|quit|login|cursor|with|build|make|raise|json|dict|to|as|model|parse|decode|items|keys|values"
+    r"|result|wait|iter|aiter)(_.*)?"
+)
+"""Methods that by their name only ask, only prepare, or only read an answer."""
+
+WELL: Final[Mapping[str, object]] = {
+    "status_code": 200,
+    "status": 200,
+    "ok": True,
+    "is_success": True,
+    "is_error": False,
+}
+"""What tells of an answer that all went well."""
+
+KEYS: Final = ("idempotency_key", "idempotency_token", "dedup_key", "deduplication_id")
+KEY_HEADER: Final = "idempotency-key"
+
+
+class StandIn:
+    """A resource, or a part of one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> "StandIn":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return StandIn(f"{self._path}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "Answer":
+        _record(self._path, args, kwargs)
+        return Answer(self._path)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Answer(str):
+    """What a call returns: a text that can be awaited, entered, asked and stored."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return WELL.get(name, StandIn(f"{self}.{name}"))
+
+    def __getitem__(self, key: Any) -> "Answer":
+        return Answer(f"{self}.{key}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __await__(self) -> Generator[None, None, "Answer"]:
+        return self
+        yield
+
+    async def __aiter__(self) -> AsyncIterator["Answer"]:
+        return
+        yield
+
+    async def __aenter__(self) -> StandIn:
+        return StandIn(str(self))
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> StandIn:
+        return StandIn(str(self))
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    run = current_run()
+    if run is None:
+        return
+    said = [*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())]
+    run.call(
+        f"ctx.resources.{path}(...)",
+        ", ".join(said),
+        is_write=HARMLESS.fullmatch(path.rpartition(".")[2]) is None,
+        key=_key(kwargs),
+    )
+
+
+def _key(kwargs: Mapping[str, Any]) -> str | None:
+    """By which the callee can tell a repeat: an argument, or a header of a request."""
+    headers = kwargs.get("headers")
+    if isinstance(headers, Mapping):
+        named = {str(name).lower(): value for name, value in headers.items()}
+        kwargs = {"idempotency_key": named.get(KEY_HEADER), **kwargs}
+    return next((str(kwargs[name]) for name in KEYS if kwargs.get(name)), None)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # the user's own class
+        return type(value).__name__

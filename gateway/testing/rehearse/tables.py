@@ -1,0 +1,254 @@
+"""What the user's tables hold after a run, and in which rows two such states differ."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import orjson
+
+from gateway.ledger.connection import Connection
+from gateway.run.upsert import quote
+
+JOBS: Final = "jobs of ctx.publish"
+NOW: Final = "now"
+AROUND_NOW: Final = timedelta(days=1)
+"""Events of a rehearsal are older than that: a time so close is one that the run took."""
+
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?")
+_VOLATILE_DEFAULT: Final = re.compile(
+    r"nextval\(|now\(|current_(date|time)|localtime|timestamp\(|uuid|random\(|timeofday\("
+    r"|txid_|pg_current_xact|backend_pid",
+    re.IGNORECASE,
+)
+
+_CATALOGUE: Final = """
+select n.nspname as schema, c.relname as name,
+       coalesce((select array_agg(a.attname order by k.n)
+                 from pg_index i
+                 cross join unnest(i.indkey::int2[]) with ordinality as k (attnum, n)
+                 join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+                 where i.indrelid = c.oid and i.indisprimary), '{}')::text[] as key,
+       coalesce((select json_agg(json_build_object(
+                     'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod),
+                     'category', t.typcategory, 'is_required', a.attnotnull,
+                     'is_computed', a.attgenerated <> '',
+                     'first_label', (select enumlabel from pg_enum e where e.enumtypid = t.oid
+                                     order by enumsortorder limit 1),
+                     'default', case when a.attidentity <> '' then 'nextval()'
+                                     else pg_get_expr(d.adbin, d.adrelid) end) order by a.attnum)
+                 from pg_attribute a
+                 join pg_type t on t.oid = a.atttypid
+                 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+                 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped), '[]')::text
+           as columns
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and not c.relispartition
+  and n.nspname not in ('gateway', 'pg_catalog', 'information_schema')
+  and n.nspname not like 'pg\\_%'
+  and not exists (select from pg_depend e where e.classid = 'pg_class'::regclass
+                  and e.objid = c.oid and e.deptype = 'e')
+order by n.nspname, c.relname
+"""
+_JOBS: Final = """
+select route, event_id, type, convert_from(body, 'utf8')::json as payload
+from gateway.processed_events where provider = 'publish'
+"""
+
+Row = Mapping[str, Any]
+"""By column; a JSON object is laid out by its paths, so that each of its fields counts alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    type: str
+    category: str
+    """As in `pg_type.typcategory`."""
+    is_required: bool
+    is_computed: bool
+    first_label: str | None
+    """Of an enum."""
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of the user's."""
+
+    schema: str
+    name: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    @property
+    def volatile(self) -> frozenset[str]:
+        """Columns that the database itself fills differently each time."""
+        return frozenset(
+            c.name for c in self.columns if c.default and _VOLATILE_DEFAULT.search(c.default)
+        )
+
+    @property
+    def label(self) -> str:
+        return self.name if self.schema == "public" else f"{self.schema}.{self.name}"
+
+    @property
+    def source(self) -> str:
+        return f"{quote(self.schema)}.{quote(self.name)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A row that is there only before, only after, or in both with other values."""
+
+    before: Row | None
+    after: Row | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What differs in one table."""
+
+    table: str
+    key: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+
+State = Mapping[str, Sequence[Row]]
+Masks = Mapping[str, frozenset[str]]
+"""By table: the columns whose values say nothing."""
+
+
+async def read_catalogue(connection: Connection) -> tuple[Table, ...]:
+    """The user's tables: all that are not ours, the server's, or an extension's."""
+    rows = await connection.fetch(_CATALOGUE)
+    return tuple(
+        Table(
+            schema=row["schema"],
+            name=row["name"],
+            key=tuple(row["key"]),
+            columns=tuple(Column(**column) for column in orjson.loads(row["columns"])),
+        )
+        for row in rows
+    )
+
+
+async def read_state(
+    connection: Connection, tables: Sequence[Table], started_at: datetime
+) -> State:
+    """Everything in the user's tables, and the jobs that were published, in one question."""
+    parts = [
+        f"select {n} as n, row_to_json(t)::text as row from {table.source} t"  # noqa: S608 (quoted)
+        for n, table in enumerate(tables)
+    ]
+    parts.append(f"select -1, row_to_json(t)::text from ({_JOBS}) t")  # noqa: S608 (our own)
+    state: dict[str, list[Row]] = {table.label: [] for table in tables}
+    state[JOBS] = []
+    for found in await connection.fetch(" union all ".join(parts)):
+        label = JOBS if found["n"] < 0 else tables[found["n"]].label
+        state[label].append(dict(_laid_out(orjson.loads(found["row"]), started_at)))
+    return state
+
+
+def compare(tables: Sequence[Table], one: State, other: State, masks: Masks) -> list[Difference]:
+    """The tables in which the two states differ by more than what is masked."""
+    keys = {table.label: table.key for table in tables}
+    differences = []
+    for label in one:
+        mask = masks.get(label, frozenset())
+        key = tuple(c for c in keys.get(label, ("route", "type")) if c not in mask)
+        before, after = _masked(one[label], mask), _masked(other[label], mask)
+        if changes := _changes(before, after, key):
+            differences.append(Difference(table=label, key=key, changes=tuple(changes)))
+    return differences
+
+
+def learn(tables: Sequence[Table], one: State, other: State) -> Masks:
+    """The columns that two runs of the same in two databases of the same fill differently."""
+    masks: dict[str, frozenset[str]] = {t.label: t.volatile for t in tables}
+    for label in one:
+        columns = {column for row in (*one[label], *other[label]) for column in row}
+        differing = {c for c in columns if _values(one[label], c) != _values(other[label], c)}
+        masks[label] = masks.get(label, frozenset()) | differing
+    return masks
+
+
+def merge(masks: Iterable[Masks]) -> Masks:
+    """What any of them masks."""
+    merged: dict[str, frozenset[str]] = {}
+    for mask in masks:
+        for label, columns in mask.items():
+            merged[label] = merged.get(label, frozenset()) | columns
+    return merged
+
+
+def _values(rows: Sequence[Row], column: str) -> Counter[bytes]:
+    return Counter(_canonical(row.get(column)) for row in rows)
+
+
+def _masked(rows: Sequence[Row], mask: frozenset[str]) -> list[Row]:
+    return [{column: row[column] for column in row if column not in mask} for row in rows]
+
+
+def _changes(one: Sequence[Row], other: Sequence[Row], key: tuple[str, ...]) -> list[Change]:
+    before, after = _by_content(one), _by_content(other)
+    gone = [row for content, rows in before.items() for row in rows[len(after.get(content, ())) :]]
+    new = [row for content, rows in after.items() for row in rows[len(before.get(content, ())) :]]
+    changes = []
+    for row in gone:
+        same = next((r for r in new if _is_same(row, r, key)), None)
+        if same is not None:
+            new.remove(same)
+        changes.append(Change(before=row, after=same))
+    return changes + [Change(before=None, after=row) for row in new]
+
+
+def _is_same(row: Row, other: Row, key: tuple[str, ...]) -> bool:
+    """Whether one row became the other: by its key, else where they have most in common."""
+    if key:
+        return all(row.get(column) == other.get(column) for column in key)
+    equal = [column for column in row if row[column] == other.get(column)]
+    return len(equal) * 2 > len(row)
+
+
+def _by_content(rows: Sequence[Row]) -> dict[bytes, list[Row]]:
+    found: dict[bytes, list[Row]] = {}
+    for row in rows:
+        found.setdefault(_canonical(row), []).append(row)
+    return found
+
+
+def _canonical(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def _laid_out(row: Row, started_at: datetime, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for column, value in row.items():
+        if isinstance(value, dict) and value:
+            yield from _laid_out(value, started_at, f"{prefix}{column}.")
+        else:
+            yield prefix + column, NOW if is_recent(value, started_at) else value
+
+
+def is_recent(value: Any, started_at: datetime) -> bool:
+    """Whether it is a time that was taken during the rehearsal."""
+    moment = _moment(value)
+    return moment is not None and abs(moment - started_at) <= AROUND_NOW
+
+
+def _moment(value: Any) -> datetime | None:
+    try:
+        if isinstance(value, str) and _TIME.fullmatch(value):
+            moment = datetime.fromisoformat(value)
+            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            seconds = value / 1000 if value > 1e11 else value  # in milliseconds
+            return datetime.fromtimestamp(seconds, UTC) if seconds > 1e9 else None
+    except (ValueError, OverflowError, OSError):
+        return None
+    return None

@@ -1,0 +1,232 @@
+"""Claims, leases and runs deliveries one by one, as `serve` and a worker would."""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import asyncpg
+import orjson
+
+from gateway.ledger.claims import Claim, Claimer, Verdict
+from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
+from gateway.ledger.deliveries import lease_due, lease_hinted, reap, replay
+from gateway.ledger.sessions import Sessions
+from gateway.ledger.turns import Turn, advance, keep_policies
+from gateway.model import Envelope, Event, Lease
+from gateway.project import Project
+from gateway.registry import Subscription
+from gateway.routes import Route
+from gateway.run.bench import Workbench
+from gateway.run.execution import Execution
+from gateway.secrets import Secret
+from gateway.testing.crash import CrashPoint, Raised, Run
+from gateway.testing.outgoing import Outgoing
+
+LEASE: Final = timedelta(days=2)
+"""Longer than any handler may run, a debugger's pauses included: nobody renews it."""
+CONNECTIONS: Final = 4
+PATIENCE: Final = timedelta(seconds=30)
+END_S: Final = 1.0
+API_KEY: Final = Secret(b"sk_test_of_a_test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a run left in the ledger, and what it raised."""
+
+    row: asyncpg.Record
+    published: tuple[Event, ...] = ()
+    raised: Raised | None = None
+
+
+class Stage:
+    """One database, and all that is needed to run handlers on it."""
+
+    def __init__(
+        self, project: Project, url: str, outgoing: Outgoing, resources: Mapping[str, Any]
+    ) -> None:
+        self._project = project
+        self._url = url
+        self._outgoing = outgoing
+        self._resources = resources
+        self._dying: set[asyncio.Task[Any]] = set()
+        self._claimer: Claimer
+        self._ledger: Pool
+        self._bench: Workbench
+        self.crash: CrashPoint | None = None
+        """Where the next run is to die."""
+
+    async def open(self) -> None:
+        connection = await connect(self._url, name="gateway test")
+        search_path = await users_search_path(connection)
+        await connection.close()
+        self._ledger = await open_pool(
+            self._url, name="gateway test ledger", size=CONNECTIONS, command_timeout_s=60
+        )
+        self._claimer = Claimer(self._url, on_accepted=lambda _: None)
+        await self._claimer.start()
+        turns = [s for s in self._project.registry.subscriptions if s.turns is not None]
+        await keep_policies(self._ledger, [(s.key, s.on_dead) for s in turns])
+        self._bench = Workbench(
+            work=Sessions(self._url, name="gateway test handlers", search_path=search_path),
+            ledger=self._ledger,
+            http=self._outgoing.client(),
+            patience=PATIENCE,
+            config=self._project.config,
+            registry=self._project.registry,
+            api_keys={r.name: API_KEY for r in self._project.config.routes if r.api_key},
+            resources=self._resources,
+            on_retry=lambda _: None,
+            on_published=lambda _: None,
+        )
+
+    async def close(self) -> None:
+        for task in self._dying:
+            task.cancel()
+        if self._dying:
+            await asyncio.wait(self._dying, timeout=END_S)
+        await self._claimer.stop()
+        await self._bench.work.close()
+        await self._bench.http.aclose()
+        self._ledger.terminate()
+
+    async def claim(self, route: Route, event: Event) -> None:
+        """As if it had come in now; one that came before is a duplicate."""
+        envelope = _envelope(event)
+        if not route.wants(envelope):
+            raise ValueError(
+                f"the route {route.name} ignores this event, by its `types` or `livemode`"
+            )
+        handlers = self._project.registry.for_event(route.name, event.type)
+        order_keys = self._project.registry.order_keys(
+            route.name, handlers, event.headers, event.body
+        )
+        claimed = await self._claimer.claim(
+            Claim(
+                route=route.name,
+                provider=route.provider.name,
+                envelope=envelope,
+                received_at=datetime.now(UTC),
+                digest=hashlib.sha256(event.body).digest(),
+                headers=event.headers,
+                body=event.body,
+                replay=route.provider.replay_policy(event.type, route.replay),
+                handlers=handlers,
+                order_keys=order_keys,
+            )
+        )
+        if claimed.verdict is Verdict.REPLAYED:
+            raise ValueError(
+                f"the event {event.id} has the body of {claimed.first_event_id}: the route would "
+                "refuse it as replayed"
+            )
+        # The claimer does so too, but only after its answer.
+        await advance(self._ledger, [Turn(route.name, h, key) for h, key in order_keys.items()])
+
+    async def find(self, subscription: Subscription, event: Event) -> asyncpg.Record:
+        """The delivery as it stands, with its last attempt."""
+        row = await self._ledger.fetchrow(
+            "select d.*, a.outcome, a.error as traceback"
+            " from gateway.deliveries d"
+            " left join gateway.attempts a on a.delivery_id = d.id and a.number = d.runs"
+            " where d.route = $1 and d.event_id = $2 and d.handler = $3",
+            event.route,
+            event.id,
+            subscription.handler,
+        )
+        if row is None:
+            raise LookupError(f"{subscription.handler} has no delivery of event {event.id}")
+        return row
+
+    async def make_due(self, delivery_id: int) -> None:
+        """Lets time pass: until its retry, or until the lease of a run that died has run out."""
+        await self._ledger.execute(
+            "update gateway.deliveries set leased_until = now() - interval '1 second'"
+            " where id = $1 and status = 'running'",
+            delivery_id,
+        )
+        await reap(self._ledger, 1, timedelta(0))
+        await self._ledger.execute(
+            "update gateway.deliveries set due_at = now()"
+            " where id = $1 and status = 'pending' and due_at < 'infinity'",
+            delivery_id,
+        )
+
+    async def replay(self, delivery_id: int) -> None:
+        await replay(self._ledger, delivery_id, actor="test", reason=None)
+
+    async def lease(self, subscription: Subscription, delivery_id: int) -> Lease | None:
+        """None where it is not due, or waits for its turn."""
+        leases = await lease_hinted(self._ledger, [delivery_id], [subscription.key], LEASE)
+        return leases[0] if leases else None
+
+    async def lease_next(self) -> Lease | None:
+        """What has been due for longest, of any handler."""
+        keys = [subscription.key for subscription in self._project.registry.subscriptions]
+        leases = await lease_due(self._ledger, 1, keys, LEASE)
+        return leases[0] if leases else None
+
+    async def run(self, subscription: Subscription, lease: Lease) -> Ran:
+        """Runs the handler and settles its delivery; or dies on the way, if that was asked for."""
+        before = {(event.route, event.id) for event in await self._jobs()}
+        run = Run(subscription.function, self.crash)
+        self._outgoing.on_call = run.see_call
+        watched = replace(subscription, function=run)
+        execution = Execution(lease, watched, self._bench, is_more=lambda: False)
+        running = asyncio.create_task(execution.run())
+        dying = asyncio.create_task(run.died.wait())
+        await asyncio.wait({running, dying}, return_when=asyncio.FIRST_COMPLETED)
+        dying.cancel()
+        if run.died.is_set():
+            self._kill(run, running)
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.result()
+        jobs = [event for event in await self._jobs() if (event.route, event.id) not in before]
+        row = await self.find(subscription, lease.event)
+        return Ran(row=row, published=tuple(jobs), raised=run.raised)
+
+    def _kill(self, run: Run, running: asyncio.Task[None]) -> None:
+        """The connection is cut, nothing is settled, and the handler never goes on."""
+        if run.context is not None:
+            run.context.db.abandon()
+        if run.task is not None:
+            self._dying.add(run.task)
+        running.cancel()
+
+    async def _jobs(self) -> list[Event]:
+        if not any(route.provider.is_queue for route in self._project.config.routes):
+            return []
+        rows = await self._ledger.fetch(
+            "select * from gateway.processed_events where provider = 'publish'"
+            " order by received_at, event_id"
+        )
+        return [_event(row) for row in rows]
+
+
+def _envelope(event: Event) -> Envelope:
+    return Envelope(
+        id=event.id,
+        type=event.type,
+        account=event.account,
+        livemode=event.livemode,
+        occurred_at=event.occurred_at,
+    )
+
+
+def _event(row: asyncpg.Record) -> Event:
+    return Event(
+        id=row["event_id"],
+        type=row["type"],
+        route=row["route"],
+        provider=row["provider"],
+        account=row["account"],
+        livemode=row["livemode"],
+        occurred_at=row["occurred_at"],
+        received_at=row["received_at"],
+        headers=orjson.loads(row["headers"] or "{}"),
+        body=row["body"],
+    )

@@ -1,0 +1,27 @@
+"""What `up` tells people."""
+
+from dataclasses import dataclass
+
+from gateway.routes import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Once everything runs."""
+
+    url: str
+    engines: tuple[str, ...]
+    made_up: tuple[str, ...]
+    """Secret references that lead nowhere and got a development secret."""
+    config: Config
+    reloads: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """After files were saved."""
+
+    files: tuple[str, ...]
+    took_s: float
+    problems: tuple[str, ...] = ()
+    """Where there are any, what ran before still runs."""

@@ -1,0 +1,107 @@
+"""From nothing to running children: one `up` per data directory, secrets, engines, a port."""
+
+import asyncio
+import contextlib
+import fcntl
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from gateway.development import read_up
+from gateway.embedded import Postgres, Redis
+from gateway.errors import CommandFailed
+from gateway.project import load_project
+from gateway.receive.listening import listen
+from gateway.routes import load_config
+from gateway.settings import Settings, load_settings
+from gateway.up.reports import Reload, Started
+from gateway.up.secrets import make_up_secrets
+from gateway.up.supervisor import Supervisor
+
+
+def run_up(
+    environ: Mapping[str, str],
+    tell: Callable[[Started], None],
+    tell_reload: Callable[[Reload], None] | None = None,
+) -> None:
+    """Starts everything, tells what runs where, and stays until a signal.
+
+    With `tell_reload` it also watches the project's files, and says what came of a change.
+    """
+    settings = load_settings(environ)
+    config = load_config(settings.config)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_sigterm_unwinds())
+        stack.enter_context(_only_one(settings.data_dir))
+        listener = stack.enter_context(listen(settings.host, settings.port))
+        variables = dict(environ) | {"GATEWAY_PORT": str(listener.getsockname()[1])}
+        if tell_reload:
+            # Their cache tells a file by size and second: too coarse for who saves twice in one.
+            variables["PYTHONDONTWRITEBYTECODE"] = "1"
+        made_up = make_up_secrets(settings, config, variables)
+        engines = _start_engines(settings, variables, stack)
+        settings = load_settings(variables)
+        load_project(settings, environ=variables, with_secrets=True, with_api_keys=True)
+        started = Started(
+            url=f"http://{settings.host}:{settings.port}",
+            engines=tuple(engine.description for engine in engines),
+            made_up=made_up,
+            config=config,
+            reloads=tell_reload is not None,
+        )
+        supervisor = Supervisor(variables, started, engines=engines, listener=listener)
+        asyncio.run(supervisor.run(tell, tell_reload))
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Until the loop has its own handlers, SIGTERM must stop the engines like Ctrl-C does."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(signum, lambda n, _: sys.exit(128 + n)) for signum in signals]
+    try:
+        yield
+    finally:
+        for signum, handler in zip(signals, before, strict=True):
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Holds the data directory for one `up`; the lock ends with the process, however it ends."""
+    try:  # others may pass through, but not look around: engines may run as another user
+        data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        lock = (data_dir / "up.lock").open("w")
+    except OSError as error:
+        raise CommandFailed(f"{data_dir} cannot be used: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = read_up(data_dir)
+            who = f" (process {other.pid}, {other.url})" if other else ""
+            raise CommandFailed(
+                f"a `gateway up` already runs on {data_dir}{who}: "
+                "stop it first, or set GATEWAY_DATA_DIR"
+            ) from None
+        yield
+
+
+def _start_engines(
+    settings: Settings, variables: dict[str, str], stack: contextlib.ExitStack
+) -> tuple[Postgres | Redis, ...]:
+    """Starts the engines for which no URL is set; they stop with the stack."""
+    engines: list[Postgres | Redis] = []
+    if settings.database_url is None:
+        postgres = Postgres(settings.data_dir / "postgres", source=settings.engines)
+        stack.callback(postgres.stop)
+        postgres.start()
+        variables["GATEWAY_DATABASE_URL"] = postgres.url
+        engines.append(postgres)
+    if settings.redis_url is None:
+        redis = Redis(settings.data_dir / "redis", source=settings.engines)
+        stack.callback(redis.stop)
+        redis.start()
+        variables["GATEWAY_REDIS_URL"] = redis.url
+        engines.append(redis)
+    return tuple(engines)

@@ -1,0 +1,203 @@
+"""`gateway init` and `gateway new handler`: what they write works, or they write nothing."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import gateway
+from gateway.embedded import Postgres
+from gateway.samples import Recorded, dump_recorded
+from tests.support.forked import Forked
+
+ROOT = Path(gateway.__file__).parents[1]
+EVENT = "tests/events/comment.json"
+
+
+def run(
+    directory: Path, arguments: Sequence[str], **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """A `gateway` command where nothing is set."""
+    logs = [directory.parent / f"{directory.name}.{name}" for name in ("out", "err")]
+    for log in logs:
+        log.unlink(missing_ok=True)
+    known = {k: v for k, v in os.environ.items() if not k.startswith(("GATEWAY_", "STRIPE_"))}
+    process = Forked(
+        arguments,
+        directory=directory,
+        environ={**known, **environ},
+        output=logs[0],
+        errors=logs[1],
+    )
+    try:
+        code = process.wait(60)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(arguments, code, *(log.read_text() for log in logs))
+
+
+def done(directory: Path, *arguments: str) -> str:
+    """The output of a command that succeeds."""
+    result = run(directory, arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def refused(directory: Path, *arguments: str) -> str:
+    """The complaint of a command that fails and leaves everything as it was."""
+    before = content(directory)
+    result = run(directory, arguments)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert all(line.startswith("error: ") for line in result.stderr.splitlines())
+    assert content(directory) == before
+    return result.stderr
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every file but what Python and tests leave behind."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and not {"__pycache__", ".pytest_cache"} & set(path.parts)
+    }
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with both providers, and some handlers more."""
+    directory = tmp_path_factory.mktemp("projects")
+    told = done(directory, "init", "shop", "--provider", "stripe", "--provider", "github")
+    assert "cd shop" in told
+    shop = directory / "shop"
+    done(shop, "new", "handler", "stripe", "invoice.paid")
+    done(shop, "new", "handler", "stripe", "invoice.payment_failed", "--name", "note_failure")
+    done(shop, "new", "handler", "github", "push", "--module", "handlers.branches")
+    event = shop / EVENT
+    event.parent.mkdir()
+    event.write_bytes(dump_recorded(COMMENT))
+    done(shop, "new", "handler", "github", "issue_comment.created", "--event", EVENT)
+    return shop
+
+
+COMMENT = Recorded(
+    provider="github",
+    type="issue_comment.created",
+    id="guid-1",
+    headers={},
+    body=b'{"action":"created","comment":'
+    b'{"id":7,"author_association":"OWNER","updated_at":"2026-11-16T12:00:00Z"}}',
+)
+
+
+def test_a_new_project_is_in_order_at_once(shop: Path) -> None:
+    told = done(shop, "check")
+    assert "env:STRIPE_WEBHOOK_SECRET is not set: a development secret is used" in told
+    assert "2 routes, 6 handlers, all in order" in told
+
+
+def test_its_tests_pass_at_once(shop: Path, postgres: Postgres) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "gateway.pytest_plugin", "-q"],
+        cwd=shop,
+        env=os.environ
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "GATEWAY_TEST_DATABASE_URL": postgres.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "9 passed" in result.stdout
+
+
+def test_its_handlers_may_run_twice(shop: Path, postgres: Postgres) -> None:
+    result = run(shop, ["rehearse"], GATEWAY_TEST_DATABASE_URL=postgres.url)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "6 handlers: 6 safe" in result.stdout
+
+
+def test_its_code_pleases_the_formatter_the_linter_and_the_type_checker(shop: Path) -> None:
+    for command in (
+        ["ruff", "format", "--isolated", "--check", "."],
+        ["ruff", "check", "--isolated", "--select", "E,F,I,B,UP,SIM,RUF", "."],
+        ["mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), "handlers", "tests"],
+    ):
+        result = subprocess.run(
+            [sys.executable, "-m", *command], cwd=shop, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_second_handler_of_a_kind_shares_the_table_of_the_first(shop: Path) -> None:
+    schema = (shop / "handlers" / "schema.sql").read_text()
+    assert schema.count("create table if not exists invoices (") == 1
+    assert (shop / "handlers" / "billing.py").read_text().count('"invoices"') == 2
+
+
+def test_a_handler_made_from_a_recorded_event_reads_its_fields(shop: Path) -> None:
+    [function] = (shop / "handlers" / "repos.py").read_text().split("async def ")[2:]
+    assert '"author_association": comment["author_association"]' in function
+    assert "repository" not in function
+    assert EVENT in (shop / "tests" / "test_on_issue_comment_created.py").read_text()
+
+
+def test_init_again_changes_nothing_and_a_changed_file_is_named(tmp_path: Path) -> None:
+    done(tmp_path, "init")
+    before = content(tmp_path)
+    assert "there already" in done(tmp_path, "init", ".")
+    assert content(tmp_path) == before
+    (tmp_path / "README.md").write_text("Mine.")
+    (tmp_path / "handlers" / "billing.py").unlink()
+    told = refused(tmp_path, "init")
+    assert "error: README.md is there already, with other content\n" in told
+    assert "nothing was written" in told
+
+
+def test_the_schema_line_of_the_routes_leads_to_the_schema(tmp_path: Path) -> None:
+    done(tmp_path, "init")
+    first = (tmp_path / "config" / "routes.yaml").read_text().splitlines()[0]
+    assert first == "# yaml-language-server: $schema=routes.schema.json"
+    assert (tmp_path / "config/routes.schema.json").read_text() == done(tmp_path, "schema")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["strip", "invoice.paid"], "there is no route 'strip' in config/routes.yaml: it has"),
+        (["stripe", "Invoice paid"], "type: found 'Invoice paid'; expected words joined by dots"),
+        (["stripe", "invoice.paid"], "handlers/billing.py:27: on_invoice_paid is there already"),
+        (["github", "fork", "--name", "note_failure"], "tests/test_note_failure.py is there"),
+        (["stripe", "price.updated", "--module", "json"], "json is a module of another package"),
+        (["stripe", "price.updated", "--module", "handlers.class"], "--module: found"),
+        (["stripe", "price.updated", "--name", "a-b"], "--name: found 'a-b'"),
+        (["stripe", "price.updated", "--event", "/etc/passwd"], "a file of this project"),
+        (["stripe", "price.updated", "--event", EVENT], "provider: found 'github' in the file"),
+    ],
+)
+def test_what_cannot_be_made_is_told_and_nothing_is_written(
+    shop: Path, arguments: list[str], complaint: str
+) -> None:
+    assert complaint in refused(shop, "new", "handler", *arguments)
+
+
+def test_a_project_that_would_not_load_is_left_as_it_was(tmp_path: Path) -> None:
+    done(tmp_path, "init")
+    billing = tmp_path / "handlers" / "billing.py"
+    billing.write_text("import no_such_module\n")
+    arguments = ["new", "handler", "stripe", "price.updated", "--module", "handlers.prices.all"]
+    told = refused(tmp_path, *arguments)
+    assert "ModuleNotFoundError" in told
+    assert "nothing was written" in told
+    assert not (tmp_path / "handlers" / "prices").exists()
+    billing.write_text("def broken(:\n")
+    assert "handlers/billing.py:1: " in refused(tmp_path, "new", "handler", "stripe", "a.b")
+
+
+def test_a_type_that_the_route_does_not_take_is_refused(tmp_path: Path) -> None:
+    done(tmp_path, "init")
+    routes = tmp_path / "config" / "routes.yaml"
+    routes.write_text(routes.read_text().replace("# types:", "types:"))
+    told = refused(tmp_path, "new", "handler", "stripe", "price.updated")
+    assert "the route stripe does not take price.updated" in told

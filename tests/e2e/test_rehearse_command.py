@@ -1,0 +1,145 @@
+"""`gateway rehearse` as people run it: what it prints, and how it exits."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gateway.embedded import Postgres
+from gateway.samples import make_sample
+from tests.support.processes import Project
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+HANDLERS = '''
+"""One handler that stands to be run twice, and one that does not."""
+
+from gateway import Context, Event, handler
+
+
+@handler("customer.created")
+async def keep(event: Event, ctx: Context) -> None:
+    print("keeping")
+    await ctx.upsert("names", key={"name": event.id}, values={})
+
+
+@handler("payment_intent.succeeded")
+async def count(event: Event, ctx: Context) -> None:
+    await ctx.db.execute("insert into effects (event_id) values ($1)", event.id)
+
+
+@handler("file.created")
+async def file(event: Event, ctx: Context) -> None:
+    assert await ctx.db.fetchval("select name from names") == "seeded"
+'''
+SCHEMA = """
+create table if not exists effects (
+    n bigint generated always as identity, event_id text, handler text, note text
+);
+create table if not exists names (name text primary key);
+"""
+ROUTES = """
+schema: [handlers/schema.sql]
+routes:
+  stripe:
+    provider: stripe
+    secrets: [env:NO_SUCH_SECRET]
+    handlers: [handlers.effects]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project whose own database and secrets a rehearsal must do without."""
+    project = Project(tmp_path, NOWHERE, "redis://127.0.0.1:1/0")
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/effects.py", HANDLERS)
+    project.write("handlers/schema.sql", SCHEMA)
+    return project
+
+
+def test_a_finding_is_told_in_words_and_is_exit_1(project: Project) -> None:
+    result = project.run("rehearse")
+    assert result.returncode == 1, result.stderr
+    lines = [line.split("  ")[0:2] for line in result.stdout.splitlines() if line[0] != " "]
+    assert lines[:3] == [
+        ["handlers.effects.keep", "safe"],
+        ["handlers.effects.count", "UNSAFE"],
+        ["handlers.effects.file", "not rehearsed"],
+    ]
+    assert "run twice in a row (on payment_intent.succeeded): effects ends differently" in (
+        result.stdout
+    )
+    assert "    + event_id=evt_" in result.stdout
+    place = "handlers/effects.py:15: await ctx.db.execute("
+    assert place in result.stdout
+    assert "use ctx.upsert" in result.stdout
+    assert "3 handlers: 1 safe, 1 unsafe, 1 not rehearsed; " in result.stdout
+    assert set(result.stderr.splitlines()) == {"keeping"}
+
+
+def test_a_safe_handler_is_exit_0_and_json_is_one_array(
+    project: Project, postgres: Postgres
+) -> None:
+    url = postgres.url
+    result = project.run("rehearse", "keep", "--json", GATEWAY_TEST_DATABASE_URL=url)
+    assert result.returncode == 0, result.stderr
+    [report] = json.loads(result.stdout)
+    assert report["handler"] == "handlers.effects.keep"
+    assert report["verdict"] == "safe"
+    assert report["events"] == ["customer.created"]
+    assert report["schedules"] >= 5
+    assert report["findings"] == []
+
+
+def test_a_named_handler_without_a_sample_is_exit_1_and_with_what_it_needs_exit_0(
+    project: Project, postgres: Postgres
+) -> None:
+    url = postgres.url
+    result = project.run("rehearse", "file", GATEWAY_TEST_DATABASE_URL=url)
+    assert result.returncode == 1
+    assert "record one with `gateway show ID --save FILE` and pass --event FILE" in result.stdout
+    sample = make_sample("stripe", "file.created", now=datetime(2026, 1, 1, tzinfo=UTC))
+    (project.directory / "event.json").write_bytes(sample.body)
+    project.write("rows.sql", "insert into names values ('seeded')")
+    given = ["--event", "event.json", "--seed", "rows.sql"]
+    result = project.run("rehearse", *given, GATEWAY_TEST_DATABASE_URL=url)
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    assert "handlers.effects.file  safe" in result.stdout
+    assert "file.created (event.json)" in result.stdout
+
+
+def test_a_schema_that_postgres_refuses_is_told_with_its_line(
+    project: Project, postgres: Postgres
+) -> None:
+    project.write("handlers/schema.sql", "create table a (b text);\ncreate tabel c ();\n")
+    result = project.run("rehearse", GATEWAY_TEST_DATABASE_URL=postgres.url)
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: handlers/schema.sql:2: Postgres refused it: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["nobody"], 1, "there is no handler 'nobody'; expected one of handlers.effects.count"),
+        (["--event", "missing.json"], 1, "missing.json: cannot be read"),
+        (["--seed", "missing.sql"], 1, "a schema file cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    project: Project, arguments: list[str], code: int, told: str
+) -> None:
+    result = project.run("rehearse", *arguments)
+    assert result.returncode == code
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"error: {told}")
+
+
+def test_a_wrong_configuration_is_exit_2(project: Project) -> None:
+    project.write("handlers/effects.py", "import no_such_module\n")
+    result = project.run("rehearse")
+    assert result.returncode == 2
+    assert "no_such_module" in result.stderr
+    assert "Traceback" not in result.stderr

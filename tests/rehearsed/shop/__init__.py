@@ -1,0 +1,1 @@
+"""Handlers of an imaginary shop: some must not be run twice, the others may be."""

@@ -1,0 +1,380 @@
+"""The parts of a rehearsal that need no database."""
+
+import asyncio
+import smtplib
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from gateway.model import RetryPolicy
+from gateway.registry import Subscription
+from gateway.registry.key_path import KeyPath
+from gateway.routes import Route, load_config
+from gateway.samples import Recorded, make_sample
+from gateway.testing.rehearse.answers import Answers
+from gateway.testing.rehearse.events import evenly, find_occasions, find_pairs
+from gateway.testing.rehearse.guard import Guard, RehearsalLoop, guarding
+from gateway.testing.rehearse.made_up import wanted_rows
+from gateway.testing.rehearse.mail import recorded_mail
+from gateway.testing.rehearse.stand_ins import StandIn
+from gateway.testing.rehearse.tables import Column, Table, compare, is_recent, learn
+from gateway.testing.rehearse.trace import Killed, Kind, Moment, Run, Step, running
+from gateway.testing.rehearse.wire import Wire
+
+NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
+ROOT = Path(__file__).parents[2]
+DATABASE = "postgresql://gateway@/x?host=/run/throwaway&port=5432"
+
+
+def column(name: str, *, default: str | None = None, is_required: bool = False) -> Column:
+    return Column(
+        name=name,
+        type="text",
+        category="S",
+        is_required=is_required,
+        is_computed=False,
+        first_label=None,
+        default=default,
+    )
+
+
+ORDERS = Table(
+    schema="public",
+    name="orders",
+    key=("id",),
+    columns=(
+        column("id"),
+        column("status", is_required=True),
+        column("at", default="now()"),
+        column("token", default="gen_random_uuid()"),
+    ),
+)
+
+
+async def nothing(_: Any, __: Any) -> None: ...
+
+
+def subscription(*types: str, once_per: str | None = None) -> Subscription:
+    return Subscription(
+        route="stripe",
+        handler="handlers.h",
+        types=types,
+        function=nothing,
+        timeout=timedelta(seconds=1),
+        retry=RetryPolicy(),
+        once_per=None if once_per is None else KeyPath.parse(once_per),
+    )
+
+
+@pytest.fixture
+def route() -> Route:
+    return load_config(ROOT / "config/routes.yaml").routes[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("2026-11-16T12:00:00.5+00:00", True),
+        ("2026-11-16T12:00:00", True),
+        ("2026-11-16", True),
+        (int(NOW.timestamp()), True),
+        (int(NOW.timestamp() * 1000), True),
+        ("2026-11-13T12:00:00+00:00", False),
+        ("2026-12-16T12:00:00+00:00", False),
+        (1999, False),
+        (True, False),
+        ("2026-99-16T12:00", False),
+        ("infinity", False),
+        (10**30, False),
+    ],
+)
+def test_a_time_of_the_rehearsal_is_told_from_one_of_the_event(value: Any, expected: bool) -> None:
+    assert is_recent(value, NOW) is expected
+
+
+def test_columns_that_the_database_fills_anew_are_left_out_of_comparisons() -> None:
+    one = {"orders": [{"id": "a", "status": "paid", "at": 1, "token": "x"}]}
+    other = {"orders": [{"id": "a", "status": "paid", "at": 2, "token": "y"}]}
+    assert not compare([ORDERS], one, other, learn([ORDERS], one, one))
+    assert compare([ORDERS], one, other, {})
+
+
+def test_columns_that_differ_between_two_single_runs_are_left_out_and_their_rows_counted() -> None:
+    one, other = [{"orders": [{"id": id, "status": "paid"}]} for id in "ab"]
+    masks = learn([ORDERS], one, other)
+    third = {"orders": [{"id": "c", "status": "paid"}]}
+    fourth = {"orders": [{"id": id, "status": "paid"} for id in "cd"]}
+    assert not compare([ORDERS], one, third, masks)
+    [difference] = compare([ORDERS], one, fourth, masks)
+    [change] = difference.changes
+    assert change.before is None
+    assert change.after == {"status": "paid"}
+
+
+def test_a_row_that_changed_is_told_as_one_change() -> None:
+    one, other = [
+        {"orders": [{"id": "a", "status": s}, {"id": "b", "status": "new"}]} for s in "xy"
+    ]
+    [difference] = compare([ORDERS], one, other, {})
+    [change] = difference.changes
+    assert change.before == {"id": "a", "status": "x"}
+    assert change.after == {"id": "a", "status": "y"}
+
+
+def step(text: str, *arguments: object, rows: int = 0) -> Step:
+    return Step(
+        number=0, kind=Kind.STATEMENT, text=text, place=None, rows=rows, arguments=arguments
+    )
+
+
+def test_a_row_is_made_up_for_a_statement_that_found_none() -> None:
+    [row] = wanted_rows([step("UPDATE orders o SET status = $2 WHERE o.id = $1", "a", 1)], [ORDERS])
+    assert row.arguments == ("a",)
+    assert row.sql == (
+        'insert into "public"."orders" ("id", "status") overriding system value values ($1, \'\')'
+    )
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        step("update orders set status = $2 where id = $1", "a", rows=1),
+        step("update elsewhere set status = $2 where id = $1", "a"),
+        step("update orders set status = $1", "a"),
+        step("update orders set status = 'x' where id = any($1)", ["a"]),
+        step("insert into orders select from orders where id = $1", "a"),
+    ],
+)
+def test_no_row_is_made_up_where_none_is_missing_or_nothing_tells_its_key(found: Step) -> None:
+    assert not list(wanted_rows([found], [ORDERS]))
+
+
+def test_a_killed_run_does_nothing_any_more() -> None:
+    run = Run(root=ROOT, kill_at=Moment(step=1, is_after=False))
+    run.finish(run.begin(Kind.STATEMENT, "one"))
+    with pytest.raises(Killed):
+        run.begin(Kind.STATEMENT, "two")
+    with pytest.raises(Killed):
+        run.begin(Kind.CALL, "three")
+    assert [step.text for step in run.steps] == ["one", "two"]
+
+
+async def test_a_resource_is_stood_in_for_and_its_calls_are_recorded() -> None:
+    run, mailer = Run(root=ROOT), StandIn("mailer")
+    with running(run):
+        async with mailer.pool.acquire() as connection:
+            answer = await connection.send("jenny", idempotency_key="k")
+            assert [item async for item in answer.attachments()] == []
+        assert list(mailer.list_messages()) == []
+    assert f"{answer}" == "mailer.pool.acquire.send"
+    assert orjson.dumps({"id": answer}) == b'{"id":"mailer.pool.acquire.send"}'
+    assert [(call.text, call.is_write, call.key) for call in run.calls] == [
+        ("ctx.resources.mailer.pool.acquire(...)", False, None),
+        ("ctx.resources.mailer.pool.acquire.send(...)", True, "k"),
+        ("ctx.resources.mailer.pool.acquire.send.attachments(...)", True, None),
+        ("ctx.resources.mailer.list_messages(...)", False, None),
+    ]
+    assert run.calls[1].content == "'jenny', idempotency_key='k'"
+    assert run.calls[1].place == f"tests/unit/test_rehearse.py:{_line('connection.send(')}"
+
+
+async def test_a_stand_in_for_a_client_is_asked_and_written_to() -> None:
+    run, crm = Run(root=ROOT), StandIn("crm")
+    with running(run):
+        answer = await crm.get("/contacts/1")
+        answer.raise_for_status()
+        assert answer.status_code < 400
+        assert answer.json()["name"]
+        await crm.post("/contacts", json={}, headers={"Idempotency-Key": "k"})
+    writes = [(call.text, call.key) for call in run.calls if call.is_write]
+    assert writes == [("ctx.resources.crm.post(...)", "k")]
+
+
+def _line(text: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_mail_of_the_standard_library_is_recorded_and_not_sent() -> None:
+    run, message = Run(root=ROOT), EmailMessage()
+    message["To"], message["From"] = "jenny@example.com, ben@example.com", "shop@example.com"
+    original = smtplib.SMTP.sendmail
+    with running(run), recorded_mail(), smtplib.SMTP_SSL("mail.invalid") as server:
+        server.login("shop", "secret")
+        assert server.send_message(message) == {}
+    assert smtplib.SMTP.sendmail is original
+    assert [call.text for call in run.calls] == ["e-mail to jenny@example.com, ben@example.com"]
+    assert "secret" not in run.calls[0].content
+
+
+async def test_what_is_secret_in_a_call_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAT_TOKEN", "T0p5ecret/abc")
+    run = Run(root=ROOT)
+    client = httpx.AsyncClient(transport=Wire(Answers(NOW)), trust_env=False)
+    with running(run):
+        await client.post(
+            "https://me:pass@chat.test/T0p5ecret/abc?key=k1", json={"t": "T0p5ecret/abc"}
+        )
+    [call] = run.calls
+    assert call.text == "POST https://chat.test/$CHAT_TOKEN?..."
+    assert call.content == '{"t":"$CHAT_TOKEN"}'
+    assert run.steps[0].text == call.text
+
+
+def _connect_by_socket() -> None:
+    with socket.socket() as probe:
+        probe.connect(("192.0.2.1", 8080))
+
+
+def _send_a_datagram() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.sendto(b"x", ("192.0.2.1", 8125))
+
+
+def _look_up() -> None:
+    socket.getaddrinfo("host.invalid", 443)
+
+
+def _connect_to_another_socket() -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect("/run/other/.s.PGSQL.5432")
+
+
+def _start_a_program() -> None:
+    subprocess.run(["true"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("reach", "target"),
+    [
+        (_connect_by_socket, "192.0.2.1:8080"),
+        (_send_a_datagram, "192.0.2.1:8125"),
+        (_look_up, "host.invalid:443"),
+        (_connect_to_another_socket, "/run/other/.s.PGSQL.5432"),
+        (_start_a_program, "true"),
+    ],
+)
+def test_every_way_out_is_refused_and_told_with_its_line(
+    reach: Callable[[], None], target: str
+) -> None:
+    guard = Guard(ROOT, DATABASE)
+
+    async def rehearse() -> None:
+        with guarding(guard), running(Run(root=ROOT)), pytest.raises(ConnectionRefusedError):
+            reach()
+        with guarding(guard), running(Run(root=ROOT)), pytest.raises(ConnectionRefusedError):
+            await asyncio.to_thread(reach)
+
+    with asyncio.Runner(loop_factory=RehearsalLoop) as runner:
+        runner.run(rehearse())
+    [escape] = guard.escapes.values()
+    assert escape.target == target
+    assert (escape.place or "").startswith("tests/unit/test_rehearse.py:")
+
+
+def test_an_event_loop_reaches_nothing_either() -> None:
+    guard = Guard(ROOT, DATABASE)
+
+    async def rehearse() -> None:
+        with guarding(guard), running(Run(root=ROOT)):
+            async with httpx.AsyncClient(trust_env=False) as client:
+                with pytest.raises(httpx.ConnectError):
+                    await client.get("http://host.invalid/x")
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("192.0.2.1", 25)
+
+    with asyncio.Runner(loop_factory=RehearsalLoop) as runner:
+        runner.run(rehearse())
+    assert list(guard.escapes) == ["host.invalid:80", "192.0.2.1:25"]
+    assert all(escape.place for escape in guard.escapes.values())
+
+
+def test_without_a_guard_everything_is_as_ever() -> None:
+    guard = Guard(ROOT, DATABASE)
+
+    async def rehearse() -> None:
+        with guarding(guard):
+            pass
+        subprocess.run(["true"], check=True)  # noqa: ASYNC221 (ends at once)
+
+    with asyncio.Runner(loop_factory=RehearsalLoop) as runner:
+        runner.run(rehearse())
+    assert not guard.escapes
+
+
+def test_the_object_of_the_event_is_what_a_request_for_it_is_answered_with() -> None:
+    answers = Answers(NOW)
+    payload = {"data": {"object": {"id": "sub_1", "status": "active"}}, "url": "https://x.test/y"}
+    own = httpx.Request("GET", "https://api.stripe.com/v1/subscriptions/sub_1?expand=items")
+    assert answers.answer(own, payload)["status"] == "active"
+    assert answers.answer(httpx.Request("GET", "https://x.test/y"), payload) == payload
+    other = httpx.Request("GET", "https://api.stripe.com/v1/customers/cus_1")
+    assert answers.answer(other, payload)["id"] == "cus_1"
+    assert answers.answer(other, payload)["email"]
+    assert answers.answer(other, payload) == answers.answer(other, payload)
+    assert answers.answer(httpx.Request("GET", "https://x.test/z"), payload) == {}
+    created = httpx.Request("POST", "https://api.stripe.com/v1/refunds")
+    assert answers.answer(created, payload)["object"] == "refund"
+    listed = httpx.Request("GET", "https://api.stripe.com/v1/refunds")
+    assert answers.answer(listed, payload)["data"] == []
+
+
+def test_a_handler_is_tried_on_the_samples_of_its_types(route: Route) -> None:
+    occasions = find_occasions(subscription("invoice.p*"), route, {}, NOW)
+    types = [occasion.label for occasion in occasions]
+    assert types == ["invoice.paid", "invoice.payment_failed", "invoice.payment_succeeded"]
+    live = find_occasions(subscription("invoice.paid"), replace(route, livemode=True), {}, NOW)
+    assert [occasion.envelope.livemode for occasion in live] == [True]
+    unwanted = replace(route, types=("charge.*",))
+    assert not find_occasions(subscription("invoice.paid"), unwanted, {}, NOW)
+
+
+def test_recorded_events_take_the_place_of_samples(route: Route) -> None:
+    sample = make_sample("stripe", "file.created", now=NOW)
+    recorded = Recorded(
+        provider="stripe", type=sample.type, id=sample.id, headers={}, body=sample.body
+    )
+    files = {"file.json": recorded, "other.json": replace(recorded, provider="github")}
+    occasions = find_occasions(subscription("file.*", "invoice.*"), route, files, NOW)
+    assert [occasion.label for occasion in occasions] == ["file.created (file.json)"]
+    assert occasions[0].envelope.id == sample.id
+
+
+def test_pairs_are_of_one_object_and_go_the_way_of_its_life(route: Route) -> None:
+    handler = subscription("customer.created", "customer.updated", "customer.deleted")
+    occasions = find_occasions(handler, route, {}, NOW)
+    pairs = find_pairs(handler, occasions, NOW)
+    ways = {(pair.older.envelope.type, pair.newer.envelope.type) for pair in pairs}
+    assert ways == {
+        ("customer.updated", "customer.updated"),
+        ("customer.created", "customer.updated"),
+        ("customer.created", "customer.deleted"),
+        ("customer.updated", "customer.deleted"),
+    }
+    for pair in pairs:
+        older, newer = pair.older, pair.newer
+        assert older.payload["data"]["object"]["id"] == newer.payload["data"]["object"]["id"]
+        assert older.envelope.id != newer.envelope.id
+        assert older.payload["created"] < newer.payload["created"]
+
+
+def test_what_happens_once_per_key_is_not_tried_in_pairs_of_that_key(route: Route) -> None:
+    by_object = subscription("customer.updated", once_per="data.object.id")
+    occasions = find_occasions(by_object, route, {}, NOW)
+    assert not find_pairs(by_object, occasions, NOW)
+    by_event = subscription("customer.updated", once_per="id")
+    assert find_pairs(by_event, occasions, NOW)
+
+
+def test_what_is_too_much_is_thinned_out_evenly() -> None:
+    assert evenly(range(10), 20) == list(range(10))
+    assert evenly(range(10), 4) == [0, 3, 6, 9]

@@ -1,0 +1,182 @@
+"""What `gateway init` and `gateway new handler` are made of."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from gateway.cli import app
+from gateway.errors import CommandFailed
+from gateway.routes import load_config
+from gateway.scaffold.files import written
+from gateway.scaffold.modules import add_function
+from gateway.scaffold.project import STARTERS, plan_project
+from gateway.scaffold.routes_text import add_module, add_schema
+from gateway.scaffold.subject import read_subject
+from gateway.scaffold.tables import choose_table
+from gateway.settings import VARIABLES
+
+
+def test_a_file_that_cannot_be_written_takes_the_others_back(tmp_path: Path) -> None:
+    old, blocked = tmp_path / "old.txt", tmp_path / "blocked"
+    old.write_text("before")
+    blocked.mkdir()
+    files = {old: "after", tmp_path / "new" / "file.txt": "new", blocked: "no file"}
+    with pytest.raises(CommandFailed, match="blocked: cannot be written"), written(files):
+        pytest.fail("nothing may run on half of the files")
+    assert old.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["blocked", "old.txt"]
+
+
+def test_a_failure_afterwards_takes_everything_back(tmp_path: Path) -> None:
+    old = tmp_path / "old.txt"
+    old.write_text("before")
+    old.chmod(0o640)
+    seen = []
+
+    def look_and_fail() -> None:
+        seen.append((old.read_text(), old.stat().st_mode & 0o777))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), written({old: "after", tmp_path / "a/b.txt": "new"}):
+        look_and_fail()
+    assert seen == [("after", 0o640)]
+    assert old.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
+
+
+LIST = "\n      - a.b  # ours\n      - a.c"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("handlers: [a.b]  # ours", "handlers: [a.b, handlers.new]  # ours"),
+        ("handlers: []", "handlers: [handlers.new]"),
+        (f"handlers:{LIST}", f"handlers:{LIST}\n      - handlers.new"),
+        ("tolerance: 5m", "tolerance: 5m"),
+    ],
+    ids=["in a line", "empty", "as a list", "absent"],
+)
+def test_a_module_is_added_to_the_routes_and_nothing_else_changes(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    head = "# Mine.\nroutes:\n  github: {provider: github, secrets: [env:G]}\n  stripe:\n"
+    top, tail = "    provider: stripe  # them\n", "\n    secrets: [env:S]\n\n# The end."
+    text = f"{head}{top}    {before}{tail}"
+    changed = add_module(text, "stripe", "handlers.new")
+    added = "    handlers: [handlers.new]\n" if "handlers" not in before else ""
+    assert changed == f"{head}{top}{added}    {after}{tail}"
+    file = tmp_path / "routes.yaml"
+    file.write_text(changed)
+    assert load_config(file).routes[1].handlers[-1] == "handlers.new"
+
+
+def test_a_route_on_one_line_gets_its_module_and_the_file_its_schema(tmp_path: Path) -> None:
+    text = "# Mine.\nroutes:\n  github: {provider: github, secrets: [env:G]}\n"
+    file = tmp_path / "routes.yaml"
+    file.write_text(add_schema(add_module(text, "github", "handlers.repos"), "handlers/schema.sql"))
+    config = load_config(file)
+    assert config.routes[0].handlers == ("handlers.repos",)
+    assert config.schema == (Path("handlers/schema.sql"),)
+    assert file.read_text().startswith("# Mine.\nschema: ")
+
+
+IMPORTS = {"datetime": ["datetime"], "gateway": ["Context", "Event", "handler"]}
+BOTH = "from datetime import datetime\n\nfrom gateway import Context, Event, handler\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"""Mine."""\n', f'"""Mine."""\n\n{BOTH}'),
+        ("", BOTH),
+        (BOTH, BOTH),
+        ("from gateway import handler  # it\n", f"{BOTH[:-1]}  # it\n"),
+        (
+            "import re\nfrom datetime import UTC\n\nimport httpx\n\nfrom handlers.x import y\n",
+            "import re\nfrom datetime import UTC, datetime\n\nimport httpx\n"
+            "from gateway import Context, Event, handler\n\nfrom handlers.x import y\n",
+        ),
+        (
+            "from zlib import crc32\n",
+            f"{BOTH.splitlines()[0]}\nfrom zlib import crc32\n{BOTH[30:]}",
+        ),
+    ],
+    ids=["docstring", "empty", "there", "some", "groups", "sorted"],
+)
+def test_a_function_gets_its_imports_where_a_person_would_put_them(before: str, after: str) -> None:
+    text = add_function(Path("handlers/x.py"), before, "def f() -> None: ...\n", IMPORTS)
+    assert text == f"{after}\n\ndef f() -> None: ...\n"
+
+
+def test_a_name_that_means_something_else_in_the_module_is_refused() -> None:
+    with pytest.raises(CommandFailed, match=r"handlers/x.py:1: datetime is not datetime.datetime"):
+        add_function(Path("handlers/x.py"), "import datetime\n", "", IMPORTS)
+
+
+def _stripe(**fields: Any) -> dict[str, Any]:
+    return {"data": {"object": {"id": "in_1", "object": "invoice", **fields}}}
+
+
+def test_a_second_handler_of_a_kind_writes_the_columns_of_the_first() -> None:
+    first = read_subject("stripe", "invoice.paid", _stripe(status="paid", customer="cus_1"))
+    second = read_subject(
+        "stripe", "invoice.sent", _stripe(status="open", customer=None, paid=True)
+    )
+    table = choose_table(first, "on_paid", [])
+    shared = choose_table(second, "on_sent", [table.sql])
+    assert (shared.name, shared.sql) == ("invoices", "")
+    assert [column.name for column in shared.values] == ["status", "customer"]
+
+
+def test_a_table_with_other_columns_is_left_alone() -> None:
+    subject = read_subject("stripe", "invoice.paid", _stripe(status="paid"))
+    others = "create table invoices (\n    id text primary key,\n    total numeric not null\n);\n"
+    table = choose_table(subject, "on_paid", [others])
+    assert (table.name, "create table if not exists on_paid (" in table.sql) == ("on_paid", True)
+    with pytest.raises(CommandFailed, match="invoices and on_paid already"):
+        choose_table(subject, "on_paid", [others, table.sql])
+
+
+def test_secrets_and_peoples_data_of_an_event_get_no_column() -> None:
+    payload = _stripe(client_secret="s", customer_email="a@b.c", hosted_invoice_url="u", plan="x")
+    subject = read_subject("stripe", "invoice.paid", payload)
+    assert [column.name for column in subject.values] == ["plan"]
+
+
+def test_a_reserved_word_of_sql_is_quoted() -> None:
+    subject = read_subject("stripe", "invoice.paid", _stripe(default=True))
+    assert '"default" boolean' in choose_table(subject, "f", []).sql
+
+
+def test_an_event_without_an_object_is_a_row_of_its_own() -> None:
+    subject = read_subject("github", "push", {"ref": "main", "repository": {"full_name": "a/b"}})
+    assert [column.source for column in subject.key] == ["event.id"]
+    assert subject.version == "event.received_at"
+
+
+@pytest.mark.parametrize("providers", [["stripe"], ["github"], ["stripe", "github"]])
+def test_what_compose_and_the_workflow_name_exists(providers: list[str]) -> None:
+    plan = plan_project(providers)
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    services = yaml.safe_load(plan["compose.yaml"])["services"]
+    steps = yaml.safe_load(plan[".github/workflows/test.yml"])["jobs"]["test"]["steps"]
+    commands = [
+        s["command"][1] for s in services.values() if s.get("command", [""])[0] == "gateway"
+    ]
+    commands += [step["run"].split()[1] for step in steps if "gateway " in step.get("run", "")]
+    commands += re.findall(r"^gateway (\w+)", plan["README.md"], re.MULTILINE)
+    assert {"migrate", "serve", "worker", "check", "rehearse", "send"} <= set(commands)
+    assert set(commands) <= set(group.commands)
+    named = set(re.findall(r"\bGATEWAY_[A-Z_]*[A-Z]\b", "".join(plan.values())))
+    assert named <= VARIABLES.keys()
+    wanted = set(re.findall(r"\$\{([A-Z_]+)", plan["compose.yaml"]))
+    assert wanted == {"POSTGRES_PASSWORD", *(STARTERS[name].secret for name in providers)}
+    assert wanted == set(re.findall(r"^([A-Z_]+)=$", plan[".env.example"], re.MULTILINE))
+    assert not [name for name, text in plan.items() if "{{" in text.replace("${{", "")]
