@@ -106,9 +106,11 @@ def _print_rows(difference: Difference) -> None:
 
 
 def _names(change: Change, key: tuple[str, ...]) -> list[str]:
-    """The key first; of a row that changed, then only what did."""
+    """The key first, then only what differs; everything where there is no key to tell the row."""
     before, after = change.before or {}, change.after or {}
     others = [name for name in {**before, **after} if name not in key]
+    if not key:
+        return others
     return [*key, *(name for name in others if before.get(name) != after.get(name))]
 
 
