@@ -24,8 +24,8 @@ async def fulfil_order(event: Event, ctx: Context) -> None:
     """The money is there: the order is fulfilled, and no failure can follow."""
     intent = event.payload["data"]["object"]
     await _save_order(ctx, intent, "fulfilled", reached(event))
-    # This row is written once. An e-mail is not part of the transaction: give the mail service
-    # ctx.idempotency_key("receipt"), which is the same in every run, so that it sends only one.
+    # This row is written once. An e-mail is no part of the transaction: send it through ctx.once,
+    # which remembers that it was sent (docs/handlers.md).
 
 
 @handler("payment_intent.payment_failed")
