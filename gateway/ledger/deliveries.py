@@ -201,18 +201,23 @@ def _lease(row: asyncpg.Record) -> Lease:
         token=row["lease_token"],
         handler=row["handler"],
         attempt=row["attempts"] + 1,
-        event=Event(
-            id=row["event_id"],
-            type=row["type"],
-            route=row["route"],
-            provider=row["provider"],
-            account=row["account"],
-            livemode=row["livemode"],
-            occurred_at=row["occurred_at"],
-            received_at=row["received_at"],
-            headers=orjson.loads(row["headers"] or "{}"),
-            body=row["body"] or b"",
-        ),
+        event=event_of(row),
+    )
+
+
+def event_of(row: asyncpg.Record) -> Event:
+    """The event of a row that has all its columns."""
+    return Event(
+        id=row["event_id"],
+        type=row["type"],
+        route=row["route"],
+        provider=row["provider"],
+        account=row["account"],
+        livemode=row["livemode"],
+        occurred_at=row["occurred_at"],
+        received_at=row["received_at"],
+        headers=orjson.loads(row["headers"] or "{}"),
+        body=row["body"] or b"",
     )
 
 

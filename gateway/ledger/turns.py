@@ -8,6 +8,8 @@ from gateway.ledger.queries import QUERIES
 from gateway.model import OnDead
 
 KEYS_A_LOOK: Final = 2000
+KEYS_A_STATEMENT: Final = 100
+"""Each is a lock until the end of the statement, and the server has room for some thousands."""
 
 
 class Turn(NamedTuple):
@@ -23,11 +25,13 @@ FIRST: Final = Turn("", "", "")
 
 async def advance(ledger: Executor, turns: Iterable[Turn]) -> list[int]:
     """Gives the turn to the first of each key that waits for it; returns what may run now."""
-    columns = tuple(zip(*turns, strict=True))
-    if not columns:
-        return []
-    rows = await ledger.fetch(QUERIES["advance"], *map(list, columns))
-    return [row["id"] for row in rows if row["id"] is not None]
+    wanted = list(dict.fromkeys(turns))
+    given: list[int] = []
+    for first in range(0, len(wanted), KEYS_A_STATEMENT):
+        columns = zip(*wanted[first : first + KEYS_A_STATEMENT], strict=True)
+        rows = await ledger.fetch(QUERIES["advance"], *map(list, columns))
+        given += [row["id"] for row in rows if row["id"] is not None]
+    return given
 
 
 async def keep_policies(

@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import asyncpg
-import orjson
 
 from gateway.ledger.claims import Claim, Claimer, Verdict
 from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
-from gateway.ledger.deliveries import lease_due, lease_hinted, reap, replay
+from gateway.ledger.deliveries import event_of, lease_due, lease_hinted, reap, replay
 from gateway.ledger.sessions import Sessions
 from gateway.ledger.turns import Turn, advance, keep_policies
 from gateway.model import Envelope, Event, Lease
@@ -204,7 +203,7 @@ class Stage:
             "select * from gateway.processed_events where provider = 'publish'"
             " order by received_at, event_id"
         )
-        return [_event(row) for row in rows]
+        return [event_of(row) for row in rows]
 
 
 def _envelope(event: Event) -> Envelope:
@@ -214,19 +213,4 @@ def _envelope(event: Event) -> Envelope:
         account=event.account,
         livemode=event.livemode,
         occurred_at=event.occurred_at,
-    )
-
-
-def _event(row: asyncpg.Record) -> Event:
-    return Event(
-        id=row["event_id"],
-        type=row["type"],
-        route=row["route"],
-        provider=row["provider"],
-        account=row["account"],
-        livemode=row["livemode"],
-        occurred_at=row["occurred_at"],
-        received_at=row["received_at"],
-        headers=orjson.loads(row["headers"] or "{}"),
-        body=row["body"],
     )
