@@ -9,7 +9,7 @@ import orjson
 
 from gateway.ledger.claims import Claim
 from tests.support.ledger import Reader, claiming, make_claim
-from tests.support.processes import Project, Running
+from tests.support.processes import Project, Running, stripe_request
 from tests.support.waiting import until
 
 EVENTS, KEYS, WORKERS = 10_000, 500, 4
@@ -28,18 +28,18 @@ from gateway import Context, Event, handler
 @handler("*", order_by="data.object.id", attempts=20, base="20ms", cap="20ms")
 async def follow(event: Event, ctx: Context) -> None:
     """Fails now and then, and holds its key until it is done."""
-    key = event.payload["data"]["object"]["id"]
+    changed = event.payload["data"]["object"]
     await ctx.db.execute(
         "insert into effects (event_id, handler, note) values ($1, $2, $3)",
-        event.id, key, str(event.payload["n"]),
+        event.id, changed["id"], changed["extra"],
     )
-    if ctx.attempt == 1 and event.payload["n"] % 50 == 7:
+    if ctx.attempt == 1 and int(changed["extra"]) % 50 == 7:
         raise RuntimeError("the first time it does not work")
 '''
 
 
 def ordered_claim(key: int, n: int) -> Claim:
-    body = orjson.dumps({"n": n, "data": {"object": {"id": f"sub_{key}"}}})
+    body = orjson.dumps({"data": {"object": {"id": f"sub_{key}", "extra": str(n)}}})
     return make_claim(
         f"evt_{key}_{n}",
         body=body,
@@ -69,6 +69,37 @@ async def kill_at_random(project: Project, stack: ExitStack, chance: random.Rand
         workers.append(start())
 
 
+async def ran(ledger: Reader) -> dict[str, list[int]]:
+    """What each key's effects say, in the order in which they were written."""
+    rows = await ledger.rows("select handler as key, note from public.effects order by handler, n")
+    return {
+        key: [int(row["note"]) for row in of_key]
+        for key, of_key in groupby(rows, key=lambda row: row["key"])
+    }
+
+
+async def test_events_that_are_posted_one_after_the_other_run_in_that_order(
+    project: Project, ledger: Reader
+) -> None:
+    """From the HTTP request on: `serve` reads the key, the queue is no part of the order."""
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/ordered.py", HANDLERS)
+
+    async def done() -> bool:
+        return await ledger.statuses() == {"done": 30}
+
+    with project.process("worker"), project.process("worker"), project.serve() as serving:
+        await serving.ready()
+        for n in range(10):
+            requests = [
+                stripe_request(f"evt_{9 - n}_{key}", object_id=key, extra=str(n)) for key in "abc"
+            ]
+            answers = await serving.post_all(requests)
+            assert {answer.status_code for answer in answers} == {200}
+        await until(done)
+    assert await ran(ledger) == {key: list(range(10)) for key in "abc"}
+
+
 async def test_ten_thousand_deliveries_of_five_hundred_keys_stay_in_order_through_kills(
     project: Project, database_url: str, ledger: Reader
 ) -> None:
@@ -83,11 +114,5 @@ async def test_ten_thousand_deliveries_of_five_hundred_keys_stay_in_order_throug
         await claim_waves(database_url)
         await until(done, within_s=100)
         killing.cancel()
-    rows = await ledger.rows("select handler as key, note from public.effects order by handler, n")
-    ran = {
-        key: [int(row["note"]) for row in of_key]
-        for key, of_key in groupby(rows, key=lambda row: row["key"])
-    }
-    assert len(ran) == KEYS
-    assert all(numbers == list(range(EVENTS // KEYS)) for numbers in ran.values())
+    assert await ran(ledger) == {f"sub_{key}": list(range(EVENTS // KEYS)) for key in range(KEYS)}
     assert await ledger.value("select count(*) > 0 from gateway.attempts where outcome = 'lost'")

@@ -85,6 +85,28 @@ async def test_what_was_kept_is_claimed_in_order_by_the_next_process(
     assert [row["received_at"] for row in rows] == [c.received_at for c in claims]
 
 
+async def test_events_of_one_order_key_keep_their_order_through_the_spool(
+    tmp_path: Path, database_url: str, ledger: Reader
+) -> None:
+    """They are more than one commit takes, and two of those are under way at once: the first with
+    much to write, the second with little."""
+    keys = {"handlers.count": "sub_1"}
+    ids = [f"evt_{n}" for n in reversed(range(12))]  # their own order is another
+    bodies = [b" " * (7 if n < 6 else 1) * MIB for n in range(12)]
+    claims = [make_claim(i, order_keys=keys, body=b) for i, b in zip(ids, bodies, strict=True)]
+    await keep(tmp_path, *claims)
+    async with draining(tmp_path, database_url) as spool:
+        await until(lambda: not spool.is_behind)
+        await until(lambda: _claimed(ledger, len(ids)))
+    rows = await ledger.rows("select event_id, order_key from gateway.deliveries order by id")
+    assert [row["event_id"] for row in rows] == ids
+    assert {row["order_key"] for row in rows} == {"sub_1"}
+
+
+async def _claimed(ledger: Reader, n: int) -> bool:
+    return bool(await ledger.value("select count(*) = $1 from gateway.deliveries", n))
+
+
 async def test_what_is_claimed_already_is_a_duplicate_and_the_file_goes(
     tmp_path: Path, database_url: str, ledger: Reader
 ) -> None:

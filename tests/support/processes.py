@@ -262,7 +262,12 @@ def free_port() -> int:
 
 
 def stripe_request(
-    event_id: str, type: str = "invoice.paid", *, secret: str = STRIPE_SECRET, extra: str = ""
+    event_id: str,
+    type: str = "invoice.paid",
+    *,
+    secret: str = STRIPE_SECRET,
+    object_id: str = "",
+    extra: str = "",
 ) -> tuple[bytes, dict[str, str]]:
     """A signed Stripe event."""
     now = datetime.now(UTC)
@@ -273,7 +278,7 @@ def stripe_request(
             "type": type,
             "created": int(now.timestamp()),
             "livemode": False,
-            "data": {"object": {"id": f"in_{event_id}", "extra": extra}},
+            "data": {"object": {"id": object_id or f"in_{event_id}", "extra": extra}},
         }
     )
     headers = PROVIDERS["stripe"].sign(
