@@ -159,12 +159,16 @@ def turns_of(rows: Iterable[asyncpg.Record]) -> list[Turn]:
     ]
 
 
-async def replay(ledger: Executor, delivery_id: int, *, actor: str, reason: str | None) -> None:
-    """Starts a fresh round of attempts. Raises TransitionRefused where the state forbids it."""
+async def replay(
+    ledger: Executor, delivery_id: int, *, actor: str, reason: str | None
+) -> list[int]:
+    """Starts a fresh round of attempts; returns what may run now, itself or another of its key.
+
+    Raises TransitionRefused where the state forbids it.
+    """
     moved = await ledger.fetchrow(QUERIES["replay"], delivery_id, actor, reason)
     if moved is not None:
-        await advance(ledger, turns_of([moved]))
-        return
+        return [delivery_id, *await advance(ledger, turns_of([moved]))]
     row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
     if row is None:
         raise CommandFailed(f"there is no delivery {delivery_id}")
@@ -177,12 +181,16 @@ async def replay(ledger: Executor, delivery_id: int, *, actor: str, reason: str 
     )
 
 
-async def discard(ledger: Executor, delivery_id: int, *, actor: str, reason: str | None) -> None:
-    """Gives up what waits or is dead. Raises TransitionRefused where the state forbids it."""
+async def discard(
+    ledger: Executor, delivery_id: int, *, actor: str, reason: str | None
+) -> list[int]:
+    """Gives up what waits or is dead; returns what may run now, another that it held up.
+
+    Raises TransitionRefused where the state forbids it.
+    """
     moved = await ledger.fetchrow(QUERIES["discard"], delivery_id, actor, reason)
     if moved is not None:
-        await advance(ledger, turns_of([moved]))
-        return
+        return await advance(ledger, turns_of([moved]))
     row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
     if row is None:
         raise CommandFailed(f"there is no delivery {delivery_id}")

@@ -18,21 +18,18 @@ Results = dict[int, Refusal | None]
 
 
 class Order(Protocol):
-    """A guarded move of one delivery that leaves an audit row."""
+    """A guarded move of one delivery that leaves an audit row; returns what may run now."""
 
     async def __call__(
         self, ledger: Executor, delivery_id: int, *, actor: str, reason: str | None
-    ) -> None: ...
+    ) -> list[int]: ...
 
 
 async def replay_all(
     settings: Settings, delivery_ids: Sequence[int], *, actor: str, reason: str | None
 ) -> Results:
     """Replays each; a refusal of one does not keep back the others."""
-    results = await _order(settings, replay, delivery_ids, actor, reason)
-    reached("replay.marked")
-    await _wake(settings, [i for i, refusal in results.items() if refusal is None])
-    return results
+    return await _order(settings, replay, delivery_ids, actor, reason)
 
 
 async def discard_all(
@@ -47,17 +44,20 @@ async def _order(
 ) -> Results:
     connection = await connect(database_url(settings), name="gateway orders")
     results: Results = {}
+    due: list[int] = []
     try:
         await check_version(connection)
         for delivery_id in dict.fromkeys(delivery_ids):
             try:
-                await order(connection, delivery_id, actor=actor, reason=reason)
+                due += await order(connection, delivery_id, actor=actor, reason=reason)
             except (CommandFailed, TransitionRefused) as refusal:
                 results[delivery_id] = refusal
             else:
                 results[delivery_id] = None
     finally:
         await connection.close()
+    reached("replay.marked")
+    await _wake(settings, due)
     return results
 
 
