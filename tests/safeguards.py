@@ -56,13 +56,13 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the ledger is read, whatever the queue says",
         "gateway/run/intake.py",
-        "        leases = await lease_due(self._leases, free, self._handlers, self._lease)\n",
+        "        leases = await lease_due(self._leases, room, self._handlers, self._lease)\n",
         "        leases: list[Lease] = []\n",
         "tests/e2e/test_processes.py::test_flushall_loses_nothing",
     ),
     Safeguard(
         "the fence: a settlement needs the token of its lease",
-        "gateway/ledger/migrations/0002_settle.sql",
+        "gateway/ledger/migrations/0004_flow.sql",
         "    where d.id = delivery_id and d.lease_token = token  -- which only a running one has\n",
         "    where d.id = delivery_id\n",
         "tests/integration/test_state_machine.py::"
@@ -175,6 +175,74 @@ SAFEGUARDS: Final = (
         "",
         "tests/integration/test_spool.py::"
         "test_at_drain_a_refusal_of_the_replay_policy_becomes_a_flag",
+    ),
+    Safeguard(
+        "the lock under which a turn is given",
+        "gateway/ledger/migrations/0004_flow.sql",
+        "    perform pg_advisory_xact_lock(gateway.turn_lock(of_route, of_handler, of_key));\n",
+        "",
+        "tests/integration/test_flow_faults.py::"
+        "test_the_end_of_one_and_the_arrival_of_the_next_do_not_miss_each_other",
+    ),
+    Safeguard(
+        "of one key one at a time: an index refuses a second turn",
+        "gateway/ledger/migrations/0004_flow.sql",
+        "create unique index deliveries_turn",
+        "create index deliveries_turn",
+        "tests/integration/test_order.py::test_the_index_refuses_a_second_turn",
+    ),
+    Safeguard(
+        "the sweep gives turns that nobody gave",
+        "gateway/sweep/sweeper.py",
+        "        await self._give_turns()\n",
+        "",
+        "tests/integration/test_order.py::test_a_turn_that_nobody_gave_is_given_by_the_sweep",
+    ),
+    Safeguard(
+        "concurrency: an index refuses a slot that is taken",
+        "gateway/ledger/migrations/0004_flow.sql",
+        "create unique index deliveries_slot",
+        "create index deliveries_slot",
+        "tests/integration/test_limits.py::test_the_index_refuses_a_slot_that_is_taken",
+    ),
+    Safeguard(
+        "rate: a start needs a place",
+        "gateway/ledger/migrations/0004_flow.sql",
+        "          and (period is null or places.place is not null)\n",
+        "",
+        "tests/integration/test_limits.py::"
+        "test_no_more_start_in_a_period_than_the_rate_over_all_workers",
+    ),
+    Safeguard(
+        "a call is on record before it is made",
+        "gateway/run/effects.py",
+        "            result = await self._call(name, call)\n",
+        "            await release_effect(self._ledger, self._lease, name)\n"
+        "            result = await self._call(name, call)\n"
+        "            await begin_effect(self._ledger, self._lease, name, again=True)\n",
+        "tests/integration/test_once.py::test_skip_never_calls_a_second_time_through_a_time_out",
+    ),
+    Safeguard(
+        "a call needs the token of its lease",
+        "gateway/ledger/queries.sql",
+        "where id = $1 and lease_token = $2 for share",
+        "where id = $1 for share",
+        "tests/integration/test_flow_faults.py::test_a_run_without_its_lease_begins_nothing",
+    ),
+    Safeguard(
+        "a key that was done is kept in the handler's own transaction",
+        "gateway/run/execution.py",
+        "self._once_per.keep(self._context.db.run_own)",
+        "self._once_per.keep(self._bench.ledger.fetchrow)",
+        "tests/integration/test_flow_faults.py::"
+        "test_a_key_is_not_done_where_the_commit_of_its_run_failed",
+    ),
+    Safeguard(
+        "a job is published in the handler's own transaction",
+        "gateway/run/context.py",
+        'await self.db.run_own(QUERIES["publish"]',
+        'await self._bench.ledger.fetchrow(QUERIES["publish"]',
+        "tests/integration/test_publish.py::test_a_job_is_rolled_back_with_its_handler",
     ),
 )
 

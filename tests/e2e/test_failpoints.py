@@ -51,6 +51,9 @@ PRUNING: Final = ["prune.held", "prune.forgotten", "prune.committed"]
 KEEPING: Final = ["spool.written", "spool.synced"]
 DRAINING: Final = ["spool.adopted", "spool.claimed", "spool.removed"]
 REPLAYING: Final = ["replay.marked"]
+TURNING: Final = ["turn.giving"]
+CALLING: Final = ["effect.begun", "effect.called", "effect.kept"]
+"""These and the one before are tried in test_failpoints_of_the_kit.py."""
 
 
 @pytest.fixture
@@ -71,6 +74,8 @@ def test_every_step_is_tried() -> None:
         *KEEPING,
         *DRAINING,
         *REPLAYING,
+        *TURNING,
+        *CALLING,
     ]
     assert sorted(tried) == sorted(STEPS)
 
@@ -104,7 +109,7 @@ async def assert_each_took_effect_once(ledger: Reader, event_ids: set[str]) -> N
         return await ledger.statuses() == {"done": len(event_ids)}
 
     await until(all_done)
-    effects = await ledger.rows("select event_id, count(*) as n from effects group by 1")
+    effects = await ledger.rows("select event_id, count(*) as n from public.effects group by 1")
     assert {row["event_id"]: row["n"] for row in effects} == dict.fromkeys(event_ids, 1)
 
 

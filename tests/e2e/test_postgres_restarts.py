@@ -91,7 +91,9 @@ async def test_ten_restarts_under_a_handler_with_one_attempt(breakable: Project)
         assert serving.running.process.poll() is None
     assert await ledger.statuses() == {"done": len(accepted)}
     assert await ledger.effects() == len(accepted)
-    assert await ledger.value("select count(distinct event_id) from effects") == len(accepted)
+    assert await ledger.value("select count(distinct event_id) from public.effects") == len(
+        accepted
+    )
     outcomes = set(await ledger.outcomes())
     assert outcomes <= {"done", "released", "lost"}
     assert outcomes & {"released", "lost"}, "no restart hit a running handler"

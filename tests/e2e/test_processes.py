@@ -101,7 +101,7 @@ async def test_a_worker_killed_in_the_middle_of_a_handler_leaves_one_effect(
         worker.kill()
         with project.process("worker"):
             await until(lambda: done(ledger, 2))
-    found = await ledger.rows("select handler from effects order by handler")
+    found = await ledger.rows("select handler from public.effects order by handler")
     assert [row["handler"] for row in found] == ["count", "slow"]
     assert "lost" in await ledger.outcomes()
 

@@ -111,7 +111,7 @@ async def test_every_process_is_replaced_under_load_and_nobody_notices(
             await answers.grow()
         assert answers.others == []
         await until(lambda: _all_done(ledger, len(answers.accepted)))
-    effects = await ledger.rows("select event_id from effects")
+    effects = await ledger.rows("select event_id from public.effects")
     assert sorted(row["event_id"] for row in effects) == sorted(answers.accepted)
     assert await ledger.value("select max(attempts) from gateway.deliveries") == 1
     assert set(await ledger.outcomes()) <= {"done", "released"}

@@ -51,7 +51,7 @@ async def settled(url: str, n: int) -> None:
         return await ledger.statuses() == {"done": n}
 
     await until(done)
-    rows = await ledger.rows("select event_id, count(*) as n from effects group by 1")
+    rows = await ledger.rows("select event_id, count(*) as n from public.effects group by 1")
     assert {row["n"] for row in rows} == {1}
     assert len(rows) == n
     await connection.close()

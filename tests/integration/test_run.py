@@ -479,6 +479,10 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
     async with working(database_url, subscribe(handler), lease=SECOND, sweep=seldom) as worker:
         await running.wait()
         await asyncio.sleep(0.3)  # the worker's own first round is over
+        # Until then nothing is taken back anyway.
+        await until(
+            lambda: ledger.value("select pg_postmaster_start_time() < now() - interval '1 s'")
+        )
         await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
         assert worker._sweeper is not None
         await worker._sweeper.sweep()

@@ -110,7 +110,7 @@ create trigger watch after update or delete on gateway.deliveries
 
 EMPTY: Final = """
 truncate gateway.processed_events, gateway.deliveries, gateway.attempts, gateway.audit,
-         effects, orders, keys, moves restart identity
+         public.effects, orders, keys, moves restart identity
 """
 
 ARROWS: Final = [f"{was} {became}" for was, after in MOVES.items() for became in after]
@@ -203,7 +203,7 @@ where actor = 'retention' and not exists (
       and ended_at < m.at - $5::interval)
 union all
 select 'an effect that no settled run left: ' || note
-from effects
+from public.effects
 where note not in (select token::text from moves where was = 'running' and became = 'done')
 union all
 select 'bytes that were to be refused: ' || later.event_id
@@ -429,7 +429,7 @@ class Stage:
         assert self.deadlocks == []
         claimed = await self.ledger.rows("select route, event_id from keys where is_new")
         assert Counter((row["route"], row["event_id"]) for row in claimed) == self.accepted
-        effects = await self.ledger.rows("select note from effects")
+        effects = await self.ledger.rows("select note from public.effects")
         assert Counter(row["note"] for row in effects) == self.effects
         ends = await self.ledger.rows(
             "select token, became from moves where was = 'running' and became <> 'running'"
@@ -763,7 +763,7 @@ class Run:
             str(lease.token),
         )
         await self.db.execute(
-            "insert into effects (event_id, handler, note) values ($1, $2, $3)",
+            "insert into public.effects (event_id, handler, note) values ($1, $2, $3)",
             lease.event.id,
             lease.handler,
             str(lease.token),

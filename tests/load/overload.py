@@ -95,9 +95,9 @@ async def overload(
 
 LOST = """
     select count(*) from unnest($1::text[]) as told (event_id)
-    where not exists (select from effects where effects.event_id = told.event_id)
+    where not exists (select from public.effects where effects.event_id = told.event_id)
 """
-REPEATED = "select count(*) - count(distinct event_id) from effects"
+REPEATED = "select count(*) - count(distinct event_id) from public.effects"
 
 
 async def _watch(memories: Sequence[Memory]) -> None:

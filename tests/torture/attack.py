@@ -54,7 +54,7 @@ class Attack:
         self._options = options
         self._stage = stage
         self._console = console
-        self._record = Record()
+        self._record = Record(calls=stage.callee.calls, epoch_s=time.time() - time.monotonic())
         ports = [stage.ports[name] for name in SERVES]
         self._sender = Sender(options.seed, options.rate, ports, self._record)
         self._watcher = Watcher(stage, self._record)

@@ -8,8 +8,9 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
 from tests.torture.evidence import Delivery, Evidence
-from tests.torture.plan import HANDLERS, SHAPES
-from tests.torture.record import CALM, Record, Window
+from tests.torture.flow import Flow, look_at_flow
+from tests.torture.plan import SHAPES
+from tests.torture.record import CALM, Acknowledged, Record, Window
 from tests.torture.stage import HANDLER_TIMEOUT_S, LEASE_S, SWEEP_S
 
 MEASURING_S: Final = 1
@@ -71,7 +72,7 @@ class Totals:
     """The second handler's sum, less its effects."""
     dead: int
     unfinished: int
-    spooled: int | None
+    spooled: int
     leases_taken_back: int
     handler_timeouts: int
     attempts_burned: int
@@ -112,6 +113,7 @@ class Result:
     """Events that were lost or came twice, with what the ledger says of them."""
     slowest: Sequence[str]
     """Those that took longest."""
+    flow: Flow = field(default_factory=Flow)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -126,6 +128,7 @@ class Result:
             problems=document["problems"],
             offenders=document["offenders"],
             slowest=document["slowest"],
+            flow=Flow(**document["flow"]),
         )
 
 
@@ -157,30 +160,32 @@ class _Tally:
 
 def judge(run: Run, sent: Sent, record: Record, evidence: Evidence) -> Result:
     """The audit. Pure: the same lists give the same verdict."""
-    lost = {e: why for e in record.acknowledged if (why := _missing(e, evidence))}
+    lost = {e: why for e, ack in record.acknowledged.items() if (why := _missing(ack, evidence))}
     twice = _doubled(evidence)
     recoveries = _recoveries(record)
     lines = _lines(record, recoveries, lost, twice)
     totals = _totals(record, evidence, lines, lost, twice)
+    flow = look_at_flow(record, evidence)
     return Result(
         run=run,
         sent=sent,
         lines=lines,
         totals=totals,
-        problems=_problems(run, sent, lines, totals),
+        problems=_problems(run, sent, lines, totals) + flow.problems,
         offenders=_offenders(lost | twice, evidence),
         slowest=_offenders(
             {r.event_id: f"{r.seconds:.1f} s after {r.fault}" for r in _worst(recoveries)},
             evidence,
         ),
+        flow=flow,
     )
 
 
-def _missing(event_id: str, evidence: Evidence) -> str | None:
+def _missing(event: Acknowledged, evidence: Evidence) -> str | None:
     """What an acknowledged event lacks."""
-    if event_id not in evidence.claimed:
+    if event.event_id not in evidence.claimed:
         return "acknowledged, but not in the ledger"
-    absent = [h for h in HANDLERS if not evidence.effects[event_id, h]]
+    absent = [handler for handler in event.owed if not evidence.effects[event.event_id, handler]]
     return f"no effect of {' and '.join(absent)}" if absent else None
 
 
@@ -283,7 +288,7 @@ def _totals(
         tallies_off=evidence.tallies - of_tally,
         dead=statuses["dead"],
         unfinished=statuses["pending"] + statuses["running"],
-        spooled=evidence.spooled,
+        spooled=len(evidence.spooled_ids),
         leases_taken_back=evidence.leases_taken_back,
         handler_timeouts=evidence.handler_timeouts,
         attempts_burned=evidence.attempts_burned,
@@ -342,8 +347,9 @@ def counts(result: Result) -> list[tuple[str, str]]:
         ("never acknowledged", f"{sent.given_up:,} of a sender that does not retry"),
         ("sent again", f"{sent.duplicates:,}, answered 200: {sent.duplicates_answered:,}"),
         ("claimed", f"{totals.claimed:,}, of these without an answer: {totals.claimed_only:,}"),
-        ("through the spool", "unknown" if totals.spooled is None else f"{totals.spooled:,}"),
+        ("through the spool", f"{totals.spooled:,}"),
         ("effects", f"{totals.effects:,}, without a claim: {totals.effects_without_claim:,}"),
+        ("kit", str(result.flow)),
         ("runs", ", ".join(f"{k}: {n:,}" for k, n in totals.outcomes.items())),
         ("leases taken back", f"{totals.leases_taken_back:,}"),
         ("attempts burned", f"{totals.attempts_burned:,}, time-outs: {totals.handler_timeouts:,}"),

@@ -13,6 +13,20 @@ WORKERS: Final = ("worker-1", "worker-2")
 ROUTES: Final = {"stripe": 0.5, "github": 0.3, "billing": 0.2}
 HANDLERS: Final = ("count", "tally")
 SHARDS: Final = 16
+KINDS: Final = {
+    "plain": 0.70,
+    "ordered": 0.10,
+    "called": 0.06,
+    "published": 0.04,
+    "narrow": 0.05,
+    "paced": 0.05,
+}
+"""What else an event is for: the handler of that name in `project/handlers/effects.py`."""
+KEYS: Final = 6
+"""Of each route: few, so that something waits for its turn most of the time."""
+CONCURRENCY: Final = 2
+RATE: Final = 2
+"""In half a second. As the handlers have them."""
 
 SLOW_COUNT: Final = 0.15
 SLOW_TALLY: Final = 0.02
@@ -22,6 +36,9 @@ FAILING: Final = 0.05
 MOST_FAILURES: Final = 2
 SAVEPOINT: Final = 0.2
 TWIN: Final = 0.03
+SLOW_KIT: Final = 0.1
+SLOW_NARROW_S: Final = (0.05, 0.5)
+DROPPED: Final = 0.1
 AGAIN: Final = 0.1
 AGAIN_S: Final = (0.2, 8.0)
 
@@ -103,6 +120,15 @@ class PlannedEvent:
     count_fails: int
     tally_fails: int
     savepoint: bool
+    kind: str
+    key: str
+    """Of the same key one at a time, where it is of the kind `ordered`."""
+    kit_slow_s: float
+    kit_fails: int
+    unknown: str
+    """Where it is of the kind `called`: what becomes of a call that may have come through."""
+    call_drops: bool
+    """Whether its first call is not answered."""
     twin: bool
     """Sent to both `serve` processes at the same moment."""
     again_after_s: float | None
@@ -115,6 +141,17 @@ class PlannedEvent:
     @property
     def fails(self) -> dict[str, int]:
         return {"count": self.count_fails, "tally": self.tally_fails}
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """The effects that it is to have."""
+        kit = {"plain": (), "published": ("published", "job")}.get(self.kind, (self.kind,))
+        return HANDLERS + kit
+
+    @property
+    def turn(self) -> str | None:
+        """Events with the same one take turns."""
+        return f"{self.route} {self.key}" if self.kind == "ordered" else None
 
 
 def event_id(route: str, number: int) -> str:
@@ -140,6 +177,7 @@ def draw_event(seed: int, number: int) -> PlannedEvent:
     """The event with this number: the same whenever it is drawn."""
     dice = _dice(f"{seed} event {number}")
     route = dice.choices(list(ROUTES), list(ROUTES.values()))[0]
+    kind = dice.choices(list(KINDS), list(KINDS.values()))[0]
     return PlannedEvent(
         number=number,
         route=route,
@@ -150,6 +188,12 @@ def draw_event(seed: int, number: int) -> PlannedEvent:
         count_fails=_failures(dice),
         tally_fails=_failures(dice),
         savepoint=dice.random() < SAVEPOINT,
+        kind=kind,
+        key=f"key-{dice.randrange(KEYS)}",
+        kit_slow_s=_kit_slowness_s(dice, kind),
+        kit_fails=_failures(dice),
+        unknown=dice.choice(("retry", "skip")),
+        call_drops=dice.random() < DROPPED,
         twin=dice.random() < TWIN,
         again_after_s=round(dice.uniform(*AGAIN_S), 1) if dice.random() < AGAIN else None,
     )
@@ -175,6 +219,12 @@ def _step(fault: str, target: str, dice: random.Random, *, may_overlap: bool) ->
 
 def _slowness_s(dice: random.Random, share: float) -> float:
     return round(dice.uniform(*SLOW_S), 2) if dice.random() < share else 0.0
+
+
+def _kit_slowness_s(dice: random.Random, kind: str) -> float:
+    if kind == "narrow":
+        return round(dice.uniform(*SLOW_NARROW_S), 2)
+    return _slowness_s(dice, SLOW_KIT)
 
 
 def _failures(dice: random.Random) -> int:

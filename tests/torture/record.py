@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from tests.torture.callee import Call
 from tests.torture.plan import HANDLERS
 
 CALM: Final = "(calm)"
@@ -17,6 +18,10 @@ class Acknowledged:
     at: float
     fails: dict[str, int]
     """How often each handler fails on purpose before it succeeds."""
+    owed: tuple[str, ...] = HANDLERS
+    sent_at: float = 0.0
+    """When it was sent first."""
+    turn: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,18 +47,24 @@ class Record:
     seen: dict[tuple[str, str], float] = field(default_factory=dict)
     """When the effect of a handler for an event was seen first."""
     windows: list[Window] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    """What reached the world outside."""
+    epoch_s: float = 0.0
+    """The wall clock's time at zero of the monotonic clock."""
     _waiting: set[str] = field(default_factory=set)
 
-    def acknowledge(self, event_id: str, fails: dict[str, int], at: float) -> None:
+    def acknowledge(self, event: Acknowledged) -> None:
         """The first acknowledgement counts."""
-        if event_id in self.acknowledged:
+        if event.event_id in self.acknowledged:
             return
-        self.acknowledged[event_id] = Acknowledged(event_id=event_id, at=at, fails=fails)
-        if not self._complete(event_id):
-            self._waiting.add(event_id)
+        self.acknowledged[event.event_id] = event
+        if not self._complete(event.event_id):
+            self._waiting.add(event.event_id)
 
     def see(self, event_id: str, handler: str, at: float) -> None:
-        """The first sight counts."""
+        """The first sight counts. Those that wait for a turn or a pace are seen at the end."""
+        if handler not in HANDLERS:
+            return
         self.seen.setdefault((event_id, handler), at)
         if self._complete(event_id):
             self._waiting.discard(event_id)

@@ -14,7 +14,7 @@ from gateway.providers import PROVIDERS
 from tests.support.processes import GITHUB_SECRET, STRIPE_SECRET
 from tests.torture.http import Answer, post
 from tests.torture.plan import PlannedEvent, draw_event
-from tests.torture.record import Record
+from tests.torture.record import Acknowledged, Record
 
 MOST_WAITING_S: Final = 6.0
 """So many seconds' worth of events may wait for their effects before no new ones are sent: whether
@@ -24,7 +24,6 @@ HELD_BACK_S: Final = 0.05
 BACKOFF_S: Final = (0.2, 2.0)
 SECRETS: Final = {"stripe": STRIPE_SECRET.encode(), "github": GITHUB_SECRET.encode()}
 PROVIDER_OF: Final = {"stripe": "stripe", "billing": "stripe", "github": "github"}
-TYPES: Final = {"stripe": "invoice.paid", "github": "push"}
 MOST_UNEXPECTED: Final = 20
 
 ACKNOWLEDGED: Final = 200
@@ -141,7 +140,7 @@ class Sender:
         text = f"{answer.status} {word}"
         self.answers[text] += 1
         if answer.status == ACKNOWLEDGED and word in {"accepted", "duplicate"}:
-            self._record.acknowledge(letter.event.id, letter.event.fails, time.monotonic())
+            self._record.acknowledge(letter.acknowledged())
             return True
         if answer.status != UNAVAILABLE and text != STALE:
             self._note_unexpected(f"{letter.event.id}: {text}")
@@ -160,14 +159,27 @@ class _Letter:
         self.provider = PROVIDER_OF[event.route]
         self.path = f"/webhooks/{event.route}"
         self.body = orjson.dumps(_payload(event, self.provider))
+        self._sent_at = time.monotonic()
 
     def sign(self) -> dict[str, str]:
         return PROVIDERS[self.provider].sign(
             self.body,
             secret=SECRETS[self.provider],
             id=self.event.id,
-            type=TYPES[self.provider],
+            type=self.event.kind,
             now=datetime.now(UTC),
+        )
+
+    def acknowledged(self) -> Acknowledged:
+        """As it is noted at a 2xx."""
+        event = self.event
+        return Acknowledged(
+            event_id=event.id,
+            at=time.monotonic(),
+            fails=event.fails,
+            owed=event.owed,
+            sent_at=self._sent_at,
+            turn=event.turn,
         )
 
 
@@ -180,13 +192,18 @@ def _payload(event: PlannedEvent, provider: str) -> dict[str, Any]:
         "savepoint": event.savepoint,
         "count_fails": event.count_fails,
         "tally_fails": event.tally_fails,
+        "key": event.key,
+        "kit_slow_s": event.kit_slow_s,
+        "kit_fails": event.kit_fails,
+        "unknown": event.unknown,
+        "call_drops": event.call_drops,
     }
     if provider == "github":
         return {"ref": "refs/heads/main", "work": work}
     return {
         "id": event.id,
         "object": "event",
-        "type": TYPES[provider],
+        "type": event.kind,
         "created": int(time.time()),
         "livemode": False,
         "data": {"object": {"id": f"in_{event.number}"}},

@@ -16,6 +16,7 @@ import asyncpg
 from gateway.embedded import Postgres, Redis
 from gateway.ledger.connection import Connection
 from tests.support.processes import Project, free_port
+from tests.torture.callee import Callee
 from tests.torture.child import Child
 from tests.torture.clock import Clock, clean_up, find_library
 from tests.torture.plan import SERVES, WORKERS
@@ -55,6 +56,7 @@ class Stage:
         self.redis = Redis(directory / "redis", durable=False)
         self.postgres_wire = Wire(_postgres_socket(self.postgres.url))
         self.redis_wire = Wire(Path(urlsplit(self.redis.url).path))
+        self.callee = Callee()
         self.ports = {name: free_port() for name in SERVES}
         self.children: dict[str, Child] = {}
         self.disk = directory / "data"
@@ -99,6 +101,7 @@ class Stage:
         await self.engine(self.redis.start)
         await self.postgres_wire.open()
         await self.redis_wire.open()
+        await self.callee.start()
         project = self._project()
         migrated = await asyncio.to_thread(project.run, "migrate")
         if migrated.returncode != 0:
@@ -112,6 +115,7 @@ class Stage:
         await asyncio.gather(*(child.stop() for child in self.children.values()))
         await self.postgres_wire.close()
         await self.redis_wire.close()
+        await self.callee.stop()
         await self.engine(self.redis.stop)
         await self.engine(self.postgres.stop)
         if self.disk_is_small:
@@ -127,6 +131,7 @@ class Stage:
             "GATEWAY_DATA_DIR": str(self.disk),
             "GATEWAY_LEASE": f"{LEASE_S}s",
             "GATEWAY_SWEEP": f"{SWEEP_S}s",
+            "CALLEE_URL": self.callee.url,
         }
         return project
 

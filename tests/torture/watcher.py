@@ -14,7 +14,9 @@ LOOK_S: Final = 0.1
 HOLE_S: Final = 2.0 * (HANDLER_TIMEOUT_S + LEASE_S)
 """How long a number that was skipped may still turn up: they are given out before the commit."""
 
-NEW: Final = "select n, event_id, handler from effects where n > $1 or n = any ($2) order by n"
+NEW: Final = (
+    "select n, event_id, handler from public.effects where n > $1 or n = any ($2) order by n"
+)
 
 
 class Watcher:

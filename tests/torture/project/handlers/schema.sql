@@ -8,3 +8,9 @@ create table if not exists effects (
 
 create table if not exists tallies (shard integer primary key, n bigint not null default 0);
 insert into tallies (shard) select generate_series(0, 15) on conflict do nothing;
+
+create table if not exists spans (
+    route    text not null,
+    began_at float8 not null,
+    ended_at float8 not null
+);
