@@ -14,6 +14,7 @@ from gateway.ledger.connection import (
     Connection,
     Pool,
     connect,
+    durable_settings,
     open_pool,
     users_search_path,
 )
@@ -60,11 +61,12 @@ class Worker:
             await check_version(connection)
             await self._announce_policies(connection)
             search_path = await users_search_path(connection)
+            durable = await durable_settings(connection)
         finally:
             await connection.close()
         resources = await self._resources.open()
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(30, connect=5))
-        bench = await self._workbench(self._http, search_path, resources)
+        bench = await self._workbench(self._http, search_path, durable, resources)
         self._runner, self._sweeper = await self._assemble(bench)
         self._tasks = [
             asyncio.create_task(self._runner.take_forever(), name="take"),
@@ -116,14 +118,20 @@ class Worker:
                 await keep_places(connection, subscription.key, subscription.rate.count)
 
     async def _workbench(
-        self, http: httpx.AsyncClient, search_path: str, resources: Mapping[str, Any]
+        self,
+        http: httpx.AsyncClient,
+        search_path: str,
+        durable: Mapping[str, str],
+        resources: Mapping[str, Any],
     ) -> Workbench:
         self._sessions = Sessions(
-            self._url, name="gateway worker handlers", search_path=search_path
+            self._url, name="gateway worker handlers", search_path=search_path, **durable
         )
         return Workbench(
             work=self._sessions,
-            ledger=await self._pool("ledger", LEDGER_CONNECTIONS),
+            ledger=await self._pool(
+                "ledger", LEDGER_CONNECTIONS, command_timeout_s=LEDGER_COMMAND_S, **durable
+            ),
             http=http,
             patience=self._settings.lease,
             config=self._project.config,
@@ -173,7 +181,8 @@ class Worker:
         self,
         name: str,
         size: int,
-        command_timeout_s: float = LEDGER_COMMAND_S,
+        *,
+        command_timeout_s: float,
         **server_settings: str,
     ) -> Pool:
         pool = await open_pool(

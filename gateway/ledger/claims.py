@@ -25,6 +25,7 @@ from gateway.ledger.connection import (
     close_quietly,
     connect,
     describe,
+    durable_settings,
 )
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.turns import Turn, advance
@@ -229,6 +230,8 @@ class _Flusher:
                 command_timeout_s=self._patience_s,
                 **PREPARED_ONCE,
             )
+            for setting, value in (await durable_settings(self._connection)).items():
+                await self._connection.execute(f"set {setting} = {value}")
         firsts = _first_of_each_key(batch)
         accepted = await _insert(self._connection, firsts)
         self._note_away(False)

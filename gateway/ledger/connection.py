@@ -101,6 +101,15 @@ def forget_query(connection: Connection) -> str:
     return connection.get_reset_query() + FORGET
 
 
+async def durable_settings(connection: Connection) -> dict[str, str]:
+    """What makes a commit wait for the disk, where the database's own default is not to.
+
+    Asked for first, since there are stricter defaults, too.
+    """
+    is_off = await connection.fetchval("select current_setting('synchronous_commit') = 'off'")
+    return {"synchronous_commit": "on"} if is_off else {}
+
+
 async def users_search_path(connection: Connection) -> str:
     """Where the user's own tables are looked for: never in the gateway's schema.
 

@@ -897,3 +897,39 @@ async def _are_running(ledger: Reader, count: int) -> bool:
 
 async def _statuses_are(ledger: Reader, statuses: dict[str, int]) -> bool:
     return await ledger.statuses() == statuses
+
+
+NOTED_COMMITS = """
+create table public.commits (at text, setting text);
+create function public.note() returns trigger language plpgsql as $$
+begin
+    insert into public.commits values (tg_table_name, current_setting('synchronous_commit'));
+    return null;
+end
+$$;
+create trigger note after insert on gateway.processed_events
+    for each row execute function public.note();
+create trigger note after insert on gateway.effects for each row execute function public.note();
+create trigger note after insert on public.effects for each row execute function public.note();
+"""
+
+
+async def test_commits_wait_for_the_disk_whatever_the_database_says(
+    database_url: str, ledger: Reader
+) -> None:
+    """Claims, what a handler writes, and what `ctx.once` begins."""
+    name = await ledger.value("select current_database()")
+    await ledger.run(f'alter database "{name}" set synchronous_commit = off')
+    await ledger.run(NOTED_COMMITS)
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await ctx.once("call", lambda: None)
+        await count(event, ctx)
+
+    await run_one(database_url, ledger, handler, status="done")
+    found = await ledger.rows("select at, setting from public.commits order by at")
+    assert [(row["at"], row["setting"]) for row in found] == [
+        ("effects", "on"),
+        ("effects", "on"),
+        ("processed_events", "on"),
+    ]
