@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from gateway.receive.admission import Crowd
 
 HEAD_BYTES: Final = 64 * 1024
+HEAD_END: Final = b"\r\n\r\n"
 HEAD_FIELDS: Final = 200
 FRAMING_BYTES: Final = 8 * 1024
 FRAMING_PER_BYTE: Final = 8
@@ -117,6 +118,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(server_state=server_state, **more)
         self._state = server_state
         self._head_bytes = 0
+        self._head_tail = b""
         self._has_too_many_fields = False
         self._in_head = True
         self._in_message = False
@@ -184,7 +186,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         in_body, body_bytes = self._in_message and not self._in_head, self._body_bytes
-        if len(data) > HEAD_BYTES and not in_body and data.find(b"\r\n\r\n", 0, HEAD_BYTES) < 0:
+        if not in_body and self._is_too_much_head(data):
             self._refuse_head()
             return
         super().data_received(data)
@@ -196,7 +198,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if in_body:
                 self._bound_framing(len(data) - (self._body_bytes - body_bytes))
         elif self._in_head or self._is_idle:
-            self._bound_head(len(data))
+            self._bound_head(data)
 
     def _bound_framing(self, size: int) -> None:
         """Chunk sizes, their extensions and trailers, of which a sender could send no end."""
@@ -204,8 +206,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._framing_bytes > FRAMING_BYTES + FRAMING_PER_BYTE * self._body_bytes:
             self.transport.close()
 
-    def _bound_head(self, size: int) -> None:
-        self._head_bytes += size
+    def _is_too_much_head(self, data: bytes) -> bool:
+        """Whether a head goes on past its bound in this piece."""
+        is_begun = self._in_message and self._in_head
+        left = HEAD_BYTES - self._head_bytes if is_begun else HEAD_BYTES
+        if len(data) <= left or (is_begun and HEAD_END in self._head_tail + data[:3]):
+            return False
+        return data.find(HEAD_END, 0, left) < 0
+
+    def _bound_head(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        self._head_tail = data[-3:]
         if self._head_bytes > HEAD_BYTES:
             self._refuse_head()
         elif self._head_timer is None:

@@ -297,6 +297,38 @@ async def test_a_head_without_end_is_refused(serving: Serving) -> None:
     assert answer.startswith(b"HTTP/1.1 431"), answer[:100]
 
 
+@pytest.mark.parametrize("cut", [40_000, HEAD_BYTES - 100])
+async def test_a_head_that_ends_too_late_in_its_second_piece_is_refused(
+    serving: Serving, cut: int
+) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n"
+    assert await status_of_pieces(serving, head[:cut], head[cut:]) == b"431"
+
+
+@pytest.mark.parametrize("back", range(1, 5))
+async def test_a_large_body_after_a_head_that_was_cut_in_its_end_is_taken(
+    serving: Serving, back: int
+) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n\r\n"
+    cut = len(head) - back
+    request = head + b"{" * 300_000
+    assert await status_of_pieces(serving, request[:cut], request[cut:]) == b"404"
+
+
+async def status_of_pieces(serving: Serving, first: bytes, second: bytes) -> bytes:
+    """Sends a request in two pieces that arrive apart."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
+    writer.write(first)
+    await writer.drain()
+    await asyncio.sleep(0.2)  # together they would only be an easier case
+    writer.write(second)
+    answer = await reader.readline()
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return answer.split(b" ")[1]
+
+
 async def test_keep_alive_and_pipelined_requests_are_all_answered(serving: Serving) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
     for _ in range(3):
