@@ -172,7 +172,7 @@ class Event:
     def github(self, model: "builtins.type[Model]") -> "Model":
         """The payload as a pydantic model: one of githubkit's, or your own of what you need.
 
-        githubkit comes with the extra `webhook-gateway[github]`. Raises ValueError where the
+        githubkit comes with the extra `webhook-gateway-server[github]`. Raises ValueError where the
         payload does not fit.
         """
         from gateway.typed.github_payload import read_github_payload

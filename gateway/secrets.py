@@ -21,6 +21,7 @@ NAMES: Final = {
 LITERAL: Final = "a literal value (not shown)"
 REFERENCE_EXPECTED: Final = "a reference: env:NAME (in capitals) or file:/path"
 SIGNING: Final = "the signing secret in it, and nothing else"
+API_KEY: Final = "Stripe's API key in it, and nothing else (a restricted or a test key will do)"
 REFERENCE_PATTERN: Final = (
     r"env:[A-Z_][A-Z0-9_]*|file:[^\s\x00-\x1f](?:[^\x00-\x1f]*[^\s\x00-\x1f])?"
 )
@@ -73,13 +74,19 @@ class SecretRef:
         return f"{self.kind}:{self.target}"
 
 
-def resolve(ref: SecretRef, environ: Mapping[str, str], development: Mapping[str, str]) -> bytes:
+def resolve(
+    ref: SecretRef,
+    environ: Mapping[str, str],
+    development: Mapping[str, str],
+    *,
+    expected: str = SIGNING,
+) -> bytes:
     """The secret's bytes; one made up for development stands in only where there is none."""
     try:
         return _checked(ref, _file_text(ref) if ref.kind == "file" else _env_text(ref, environ))
-    except SecretMissing:
+    except SecretMissing as error:
         if str(ref) not in development:
-            raise
+            raise SecretMissing(found=error.found, expected=expected) from None
         return development[str(ref)].encode()
 
 

@@ -149,10 +149,19 @@ def _print_delivery(delivery: dict[str, Any]) -> None:
         who = printable(entry["actor"])
         out.print(f"    {entry['action']} by {who}, {cell(entry['at'])}{why}", markup=False)
     if delivery["status"] == "pending" and delivery["due_at"] is None:
-        key = printable(delivery["order_key"] or "")
-        out.print(f"    waits for its turn, behind an earlier delivery of {key}", markup=False)
+        out.print(f"    {_turn_line(delivery)}", markup=False)
     elif delivery["status"] == "pending":
         out.print(f"    due {cell(delivery['due_at'])}", markup=False)
+
+
+def _turn_line(delivery: dict[str, Any]) -> str:
+    waits = f"waits for its turn of {printable(delivery['order_key'] or '')}"
+    holder = delivery["held_by"]
+    if holder is None:
+        return f"{waits}, which the next sweep gives it"
+    if delivery["held_by_status"] == "dead":
+        return f"{waits}, blocked by delivery {holder}, which is dead: replay or discard that one"
+    return f"{waits}, behind delivery {holder} ({delivery['held_by_status']})"
 
 
 def _effect_line(effect: dict[str, Any]) -> str:

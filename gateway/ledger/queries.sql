@@ -33,13 +33,14 @@ with input as materialized (
     join input i using (route, event_id)
     cross join json_array_elements_text(i.handlers) as h (handler)
     order by i.n, h.handler
-    returning id, route, event_id
+    returning id, route, event_id, order_key is null as is_due
 )
-select route, event_id, coalesce(array_agg(id) filter (where id is not null), '{}') as delivery_ids
+select route, event_id, coalesce(array_agg(id) filter (where id is not null), '{}') as delivery_ids,
+       coalesce(array_agg(id) filter (where is_due), '{}') as due_ids
 from (  -- one pass: as a join, the planner compares every event with every delivery
-    select route, event_id, null::bigint as id from claimed
+    select route, event_id, null::bigint as id, false as is_due from claimed
     union all
-    select route, event_id, id from fanned
+    select route, event_id, id, is_due from fanned
 ) as outcome
 group by route, event_id;
 
@@ -103,6 +104,14 @@ select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, 
 from leased l
 join gateway.processed_events e using (route, event_id)
 order by l.due_at, l.id;
+
+-- name: find_due
+-- Of which handlers deliveries that the queue named are due (primary key).
+select distinct d.route, d.handler
+from gateway.deliveries d
+join unnest($2::text[], $3::text[]) as mine (route, handler) using (route, handler)
+where d.id = any ($1::bigint[]) and d.due_at <= now()
+  and d.status || '' = 'pending';  -- as in lease_hinted
 
 -- name: lease_limited
 -- What is due of a handler with a concurrency or a rate (deliveries_due, deliveries_slot).
@@ -178,23 +187,41 @@ select h.route, h.handler, h.order_key as key, not exists (
     select from gateway.deliveries d
     where d.route = h.route and d.handler = h.handler and d.order_key = h.order_key
       and d.status in ('pending', 'running') and d.due_at < 'infinity'
+) and not exists (
+    select from gateway.handlers p
+    where p.route = h.route and p.handler = h.handler and p.on_dead = 'block' and exists (
+        select from gateway.deliveries d
+        where d.route = h.route and d.handler = h.handler and d.order_key = h.order_key
+          and d.status = 'dead')
 ) as is_stuck
 from held h
 order by h.n;
 
--- name: find_once
--- Which delivery was the first to finish for a key, and its event.
-select o.delivery_id, d.event_id, o.finished_at
-from gateway.once_keys o
-left join gateway.deliveries d on d.id = o.delivery_id
-where o.route = $1 and o.handler = $2 and o.key = $3;
+-- name: reserve_once
+-- Under the current lease: this delivery is to act for the key, unless another has done so, or is at it.
+-- One that was lost, or is dead, holds nothing; one that has finished keeps its place through a replay.
+with held as (
+    select id from gateway.deliveries where id = $4 and lease_token = $5 for share
+), reserved as (
+    insert into gateway.once_keys as o (route, handler, key, delivery_id, token)
+    select $1, $2, $3, id, $5 from held
+    on conflict (route, handler, key) do update
+    set delivery_id = excluded.delivery_id, token = excluded.token
+    where o.delivery_id = excluded.delivery_id
+       or o.finished_at is null and not exists (
+           select from gateway.deliveries d where d.id = o.delivery_id and d.lease_token = o.token)
+    returning true
+)
+select exists (select from held) as is_held, exists (select from reserved) as is_ours,
+       o.finished_at is not null as is_done, d.event_id
+from (values (1)) as one
+left join gateway.once_keys o on o.route = $1 and o.handler = $2 and o.key = $3
+left join gateway.deliveries d on d.id = o.delivery_id;
 
 -- name: keep_once
--- In the handler's own transaction: it is done for this key, unless another delivery was first.
-insert into gateway.once_keys as o (route, handler, key, delivery_id)
-values ($1, $2, $3, $4)
-on conflict (route, handler, key) do update set finished_at = now()
-where o.delivery_id = excluded.delivery_id
+-- In the handler's own transaction: it is done for this key, unless another run has taken it over.
+update gateway.once_keys set finished_at = now()
+where route = $1 and handler = $2 and key = $3 and delivery_id = $4 and token = $5
 returning true;
 
 -- name: begin_effect
@@ -550,8 +577,18 @@ where d.id = $1;
 -- name: list_deliveries
 -- The deliveries of one event.
 select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
-       d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key
+       d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key,
+       holder.id as held_by, holder.status as held_by_status
 from gateway.deliveries d
+left join lateral (  -- what has the turn, or blocks it
+    select h.id, h.status
+    from gateway.deliveries h
+    where d.due_at = 'infinity' and d.status = 'pending'
+      and h.route = d.route and h.handler = d.handler and h.order_key = d.order_key
+      and (h.status in ('pending', 'running') and h.due_at < 'infinity' or h.status = 'dead')
+    order by h.status = 'dead', h.id
+    limit 1
+) holder on true
 where d.route = $1 and d.event_id = $2
 order by d.id;
 
@@ -614,6 +651,14 @@ cross join lateral (
 where h.on_dead = 'block'
 group by d.route, d.handler
 order by d.route, d.handler;
+
+-- name: list_exhausted
+-- Handlers with a rate that may start nothing now, and when the next one may (primary key).
+select route, handler, min(free_at) as free_at
+from gateway.places
+group by route, handler
+having min(free_at) > now()
+order by route, handler;
 
 -- name: count_received
 -- Events per route in the last while, and the newest (processed_events_received).

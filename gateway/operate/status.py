@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from redis.exceptions import RedisError
@@ -98,6 +98,11 @@ async def _handlers(connection: Connection, workers: list[Row]) -> list[Row]:
         if row["status"] == "pending":
             entry["oldest_due_at"] = row["oldest_at"]
             entry["waiting_turn"] = row["waiting_turn"]
+    for row in await connection.fetch(QUERIES["list_exhausted"]):
+        waiting = found.get((row["route"], row["handler"]))
+        if waiting is not None and waiting["oldest_due_at"] is not None:
+            wait_s = (row["free_at"] - datetime.now(UTC)).total_seconds()
+            waiting["note"] = f"at its rate: the next one starts in {max(wait_s, 0):.0f} s"
     for row in await connection.fetch(QUERIES["count_blocked"]):
         entry = found[row["route"], row["handler"]]
         entry["blocked_keys"] = row["keys"]

@@ -1,6 +1,7 @@
 """Reads and checks a routes.yaml, and the secrets that it refers to."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -23,7 +24,7 @@ from gateway.routes.file import (
     RoutesFile,
     known_keys,
 )
-from gateway.secrets import LITERAL, Secret, SecretRef, SecretUnusable, resolve
+from gateway.secrets import API_KEY, LITERAL, Secret, SecretRef, SecretUnusable, resolve
 
 PAYLOAD_RETENTION: Final = timedelta(days=14)
 
@@ -103,7 +104,8 @@ def check_secrets(
         found: list[Secret] = []
         for index, ref in enumerate(route.secrets):
             at = ("routes", route.name, "secrets", index)
-            found += _resolved(config, at, ref, problems, environ, development)
+            with _noting(config, at, problems):
+                found.append(Secret(resolve(ref, environ, development)))
         secrets[route.name] = tuple(found)
     if problems:
         raise ConfigInvalid(problems)
@@ -116,28 +118,21 @@ def check_api_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Secr
     keys: dict[str, Secret] = {}
     for route in config.routes:
         if route.api_key is not None:
-            at = ("routes", route.name, "api_key")
-            for key in _resolved(config, at, route.api_key, problems, environ, {}):
-                keys[route.name] = key
+            with _noting(config, ("routes", route.name, "api_key"), problems):
+                key = resolve(route.api_key, environ, {}, expected=API_KEY)
+                keys[route.name] = Secret(key)
     if problems:
         raise ConfigInvalid(problems)
     return keys
 
 
-def _resolved(
-    config: Config,
-    at: Location,
-    ref: SecretRef,
-    problems: list[Problem],
-    environ: Mapping[str, str],
-    development: Mapping[str, str],
-) -> list[Secret]:
-    """The secret, or none and one more problem."""
+@contextmanager
+def _noting(config: Config, at: Location, problems: list[Problem]) -> Iterator[None]:
+    """One more problem, where a secret cannot be had."""
     try:
-        return [Secret(resolve(ref, environ, development))]
+        yield
     except SecretUnusable as error:
         problems.append(config.problem(*at, found=error.found, expected=error.expected))
-        return []
 
 
 def _problem(document: Document, refusal: Refusal) -> Problem:

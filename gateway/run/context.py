@@ -230,6 +230,13 @@ class Context:
             raise ValueError(
                 f"ctx.upsert({table!r}) needs a unique index on ({', '.join(key)}): {error}"
             ) from error
+        except asyncpg.DataError as error:
+            if not isinstance(version, str):
+                raise
+            raise ValueError(
+                f"ctx.upsert({table!r}): version={version!r:.60} is text: "
+                "pass a time, such as datetime.fromisoformat(...), or a number"
+            ) from error
 
     async def once(
         self,
@@ -247,6 +254,11 @@ class Context:
         `ctx.idempotency_key(name)`. `unknown="skip"` never calls a second time, and returns None.
         `gateway.NotSent` and a refused connection prove that nothing was sent: it is tried again.
         """
+        if not callable(func):
+            raise TypeError(
+                f"ctx.once({name!r}) needs a function and its arguments, found {func!r:.80}: "
+                "it decides itself whether to call it"
+            )
         return await self._effects.once(name, partial(func, *args, **kwargs), unknown)
 
     async def publish(

@@ -13,7 +13,7 @@ import structlog
 from gateway.errors import NotSent, StorageUnavailable
 from gateway.failpoints import reached
 from gateway.ledger.connection import LOST, TROUBLE, Pool, describe
-from gateway.ledger.effects import begin_effect, finish_effect, release_effect
+from gateway.ledger.effects import Effect, begin_effect, finish_effect, release_effect
 from gateway.model import Lease
 
 Unknown = Literal["retry", "skip"]
@@ -42,14 +42,21 @@ class Effects:
         self._lease = lease
         self._log = log
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._made: set[str] = set()
 
     async def once(
         self, name: str, call: Callable[[], Any | Awaitable[Any]], unknown: Unknown
     ) -> Any:
         """Makes the call, unless it was made before."""
         _check(name, unknown)
-        async with self._turns[name]:  # twice at once within one run is once, too
-            effect = await self._begin(name, again=unknown == "retry")
+        async with self._turns[name]:
+            if name in self._made:
+                raise ValueError(
+                    f"ctx.once({name!r}) twice in one run: the second would not be called; "
+                    "give each effect a name of its own"
+                )
+            effect = await self._begin_or_undo(name, again=unknown == "retry")
+            self._made.add(name)
             if effect.is_done:
                 return effect.result
             if not effect.is_ours:
@@ -62,7 +69,17 @@ class Effects:
             reached("effect.kept")
             return kept
 
-    async def _begin(self, name: str, *, again: bool) -> Any:
+    async def _begin_or_undo(self, name: str, *, again: bool) -> Effect:
+        """A run that is cancelled before its call must not leave it as made, perhaps."""
+        beginning = asyncio.ensure_future(self._begin(name, again=again))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            if (await beginning).is_ours:
+                await release_effect(self._ledger, self._lease, name)
+            raise
+
+    async def _begin(self, name: str, *, again: bool) -> Effect:
         try:
             return await begin_effect(self._ledger, self._lease, name, again=again)
         except LOST as error:
@@ -72,8 +89,10 @@ class Effects:
         try:
             result = call()
             return await result if inspect.isawaitable(result) else result
-        except NOT_SENT:
-            await self._insist(lambda: release_effect(self._ledger, self._lease, name))
+        except BaseException as error:
+            self._made.discard(name)  # the handler may catch it and try again
+            if isinstance(error, NOT_SENT):
+                await self._insist(lambda: release_effect(self._ledger, self._lease, name))
             raise
 
     async def _keep(self, name: str, result: Any) -> Any:

@@ -18,7 +18,7 @@ from gateway.model import Lease, Outcome, Status
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.context import Context, outbox_of
-from gateway.run.once_per import DoneBefore, OncePer
+from gateway.run.once_per import AtIt, DoneBefore, OncePer
 from gateway.run.policy import HandlerTimeout, decide, summary
 
 STOP_S: Final = 5.0
@@ -85,10 +85,10 @@ class Execution:
         if self._once_per is None:
             return None
         try:
-            await self._once_per.check()
+            await self._once_per.reserve()
         except TROUBLE as error:
             return StorageUnavailable(describe(error))
-        except (DoneBefore, HandlerSignal) as error:
+        except (AtIt, DoneBefore, HandlerSignal) as error:
             return error
         return None
 
@@ -157,7 +157,7 @@ class Execution:
                     await self._once_per.keep(self._context.db.run_own)
                 await self._context.db.complete(self.lease, chain=self._is_more())
                 reached("settle.committed")
-        except (*TROUBLE, DoneBefore, RuntimeError) as error:
+        except (*TROUBLE, RuntimeError) as error:
             if isinstance(error, TimeoutError):
                 self._context.db.abandon()
             return error
@@ -166,6 +166,8 @@ class Execution:
     def _judge(self, error: BaseException) -> Settlement:
         if isinstance(error, DoneBefore):
             return Settlement(status=Status.DONE, outcome=Outcome.SKIPPED, error=str(error))
+        if isinstance(error, AtIt):
+            return _again(Outcome.RELEASED, str(error), AFTER_LOSS)
         if not isinstance(error, HandlerSignal | HandlerTimeout):
             if self._stopped_because is not None:
                 return _again(Outcome.RELEASED, self._stopped_because, timedelta())

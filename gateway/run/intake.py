@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from gateway.ledger.connection import Pool
-from gateway.ledger.deliveries import lease_due, lease_hinted
+from gateway.ledger.deliveries import find_due, lease_due, lease_hinted
 from gateway.model import Lease
 from gateway.registry import Subscription
 from gateway.run.limited import Limited
@@ -106,8 +106,10 @@ class Intake:
 
     async def _follow(self, hints: list[int]) -> list[Lease]:
         leases = await lease_hinted(self._leases, hints, self._handlers, self._lease)
-        if len(leases) < len(hints):
-            self._limited.look_at_all()  # the others may be theirs
+        if len(leases) < len(hints) and self._limited.handlers:
+            others = set(hints) - {lease.delivery_id for lease in leases}
+            for key in await find_due(self._leases, list(others), self._limited.handlers):
+                self._limited.look_at(key)
         return leases
 
     async def _scan(self, room: int) -> list[Lease]:

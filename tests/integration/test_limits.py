@@ -9,9 +9,11 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event
-from gateway.model import Rate
+from gateway.ledger.connection import open_pool
+from gateway.model import Lease, Rate
 from gateway.registry.key_path import KeyPath
 from gateway.registry.registry import Subscription
+from gateway.run.limited import Limited
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, working
@@ -61,7 +63,8 @@ async def test_the_index_refuses_a_slot_that_is_taken(database_url: str, ledger:
     with pytest.raises(asyncpg.UniqueViolationError, match="deliveries_slot"):
         await ledger.run(
             "update gateway.deliveries"
-            " set status = 'running', lease_token = gen_random_uuid(), slot = 1"
+            " set status = 'running', slot = 1, lease_token = t.token, slot_token = t.token"
+            " from (select gen_random_uuid() as token) t"
         )
 
 
@@ -70,8 +73,8 @@ async def test_the_slot_of_a_lost_worker_is_free_again(database_url: str, ledger
     await claim_all(database_url, [make_claim(f"evt_{n}") for n in range(3)])
     await ledger.run(
         "update gateway.deliveries set status = 'running', runs = 1, leased_at = now(), slot = 1,"
-        " lease_token = gen_random_uuid(), leased_until = now() - interval '1 s'"
-        " where event_id = 'evt_0'"
+        " lease_token = t.token, slot_token = t.token, leased_until = now() - interval '1 s'"
+        " from (select gen_random_uuid() as token) t where event_id = 'evt_0'"
     )
     async with await work(database_url, 1, subscribe(gauge, concurrency=1)):
         await until(lambda: done(ledger, 3))
@@ -102,6 +105,43 @@ async def test_a_limited_handler_neither_starves_nor_is_starved(
         await until(lambda: done(ledger, 20))
     assert "limited" in order[:3]
     assert "plain" in order[:3]
+
+
+async def test_limited_handlers_take_turns(database_url: str, ledger: Reader) -> None:
+    """The one with the longer backlog does not keep the other from its first run."""
+    order: list[str] = []
+
+    async def handler(event: Event, _: Context) -> None:
+        order.append(event.payload["of"])
+
+    names = {"a": "handlers.a", "b": "handlers.b"}
+    bodies = ["a"] * 60 + ["b"] * 3
+    claims = [
+        make_claim(f"evt_{n}", handlers=[names[of]], body=f'{{"of":"{of}"}}'.encode())
+        for n, of in enumerate(bodies)
+    ]
+    await claim_all(database_url, claims)
+    limited = [subscribe(handler, name=name, concurrency=10) for name in names.values()]
+    async with working(database_url, *limited, concurrency=2):
+        await until(lambda: done(ledger, 63))
+    assert order.index("b") < 10
+
+
+async def test_a_look_that_is_asked_for_while_another_is_under_way_is_taken(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
+    subscription = subscribe(count, concurrency=1)
+    limited = Limited(pool, [subscription], lease=MINUTE, look_every=MINUTE)
+
+    async def lease_none(*_: object) -> list[Lease]:
+        limited.look_at(subscription.key)  # a slot was freed, and the answer is of before
+        return []
+
+    monkeypatch.setattr("gateway.run.limited.lease_limited", lease_none)
+    assert [leases async for leases in limited.take(1)] == [[]]
+    assert limited.wait_s == 0
+    await pool.close()
 
 
 async def starts(ledger: Reader) -> list[datetime]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from gateway import Context, Event, NotSent
+from gateway.ledger.effects import begin_effect
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, subscribe, working
@@ -151,16 +153,44 @@ async def test_a_result_that_is_no_json_fails_the_run_but_the_call_is_not_repeat
     assert "cannot keep the result (Response)" in error
 
 
-async def test_twice_at_once_under_one_name_is_one_call(database_url: str, ledger: Reader) -> None:
+async def test_a_name_twice_in_one_run_is_an_error_instead_of_a_call_that_is_not_made(
+    database_url: str, ledger: Reader
+) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
     callee = Callee()
 
     async def handler(_: Event, ctx: Context) -> None:
-        first, second = await asyncio.gather(ctx.once("mail", callee), ctx.once("mail", callee))
-        assert first == second == {"id": "msg_1"}
+        for to in ("ann", "bob"):
+            await ctx.once("mail", callee, to)
+
+    await run(database_url, ledger, handler, status="dead")
+    assert callee.calls == [("ann",)]
+    assert "ctx.once('mail') twice in one run" in (await ledger.delivery())["error"]
+
+
+async def test_a_run_may_catch_what_the_call_raises_and_try_again(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.ReadTimeout("perhaps"))
+
+    async def handler(_: Event, ctx: Context) -> None:
+        with suppress(httpx.ReadTimeout):
+            await ctx.once("mail", callee)
+        await ctx.once("mail", callee)
 
     await run(database_url, ledger, handler)
-    assert len(callee.calls) == 1
+    assert len(callee.calls) == 2
+
+
+async def test_what_is_no_function_is_refused(database_url: str, ledger: Reader) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+
+    async def handler(_: Event, ctx: Context) -> None:
+        with pytest.raises(TypeError, match=r"ctx\.once\('mail'\) needs a function"):
+            await ctx.once("mail", "not a function")  # type: ignore[arg-type]
+
+    await run(database_url, ledger, handler)
 
 
 async def test_a_plain_function_and_a_text_with_a_null_byte_work(
@@ -249,6 +279,32 @@ async def test_a_run_that_lost_its_lease_in_the_middle_of_a_call_leaves_skip_at_
         await until(lambda: _is(ledger, "done"))
         go.set()
     assert calls == [0]
+
+
+async def test_a_run_that_is_cancelled_before_its_call_leaves_the_next_one_to_make_it(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also `skip`: it is on record as begun, but it is known that nobody was called."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee, begun, cancelled = Callee(), asyncio.Event(), asyncio.Event()
+
+    async def begin_slowly(*args: Any, **options: Any) -> Any:
+        effect = await begin_effect(*args, **options)
+        begun.set()
+        await cancelled.wait()  # the answer is on its way
+        return effect
+
+    async def handler(_: Event, ctx: Context) -> None:
+        call = asyncio.create_task(ctx.once("receipt", callee, unknown="skip"))
+        await begun.wait()
+        if ctx.attempt == 1:
+            call.cancel()
+            cancelled.set()
+        await call
+
+    monkeypatch.setattr("gateway.run.effects.begin_effect", begin_slowly)
+    await run(database_url, ledger, handler)
+    assert len(callee.calls) == 1
 
 
 async def test_effects_go_with_their_delivery(database_url: str, ledger: Reader) -> None:

@@ -344,22 +344,46 @@ async def test_a_replay_of_the_winner_does_it_again(database_url: str, ledger: R
     assert ran == ["evt_1", "evt_1"]
 
 
-async def test_two_of_one_key_that_run_at_once_leave_the_writes_of_one(
+async def test_of_one_key_none_is_begun_while_another_may_still_finish(
     database_url: str, ledger: Reader
 ) -> None:
-    """Ordered by something else, they can run together: the key's row decides at the commit."""
-    both = asyncio.Barrier(2)
+    """Also where nothing else keeps them apart, as with another `order_by`."""
+    ran: list[str] = []
+    go = asyncio.Event()
 
     async def handler(event: Event, ctx: Context) -> None:
+        ran.append(event.id)
+        event.payload.clear()  # its key was read before
         await ctx.db.execute("insert into effects (event_id, handler) values ($1, '')", event.id)
-        if ctx.attempt == 1:
-            await both.wait()
+        await go.wait()
+
+    await claim_all(database_url, [make_claim(f"evt_{n}", body=b'{"key":"a"}') for n in range(3)])
+    async with working(database_url, per_key(handler)):
+        await until(lambda: _released(ledger, 2))
+        go.set()
+        await until(lambda: all_are(ledger, "done"))
+    assert len(ran) == 1
+    assert await ledger.effects() == 1
+    assert sorted(set(await ledger.outcomes())) == ["done", "released", "skipped"]
+
+
+async def _released(ledger: Reader, n: int) -> bool:
+    return (await ledger.outcomes()).count("released") >= n
+
+
+async def test_a_key_whose_worker_was_lost_is_taken_over(database_url: str, ledger: Reader) -> None:
+    async def handler(_: Event, __: Context) -> None:
+        """Nothing."""
 
     await claim_all(database_url, [make_claim(f"evt_{n}", body=b'{"key":"a"}') for n in range(2)])
+    await ledger.run(
+        "insert into gateway.once_keys (route, handler, key, delivery_id, token)"
+        " select route, handler, 'a', id, gen_random_uuid() from gateway.deliveries"
+        " where event_id = 'evt_0'"
+    )
     async with working(database_url, per_key(handler)):
         await until(lambda: all_are(ledger, "done"))
-    assert await ledger.effects() == 1
-    assert sorted(await ledger.outcomes()) == ["done", "skipped"]
+    assert (await ledger.outcomes()).count("done") == 1
 
 
 async def test_an_event_without_the_once_per_key_is_a_dead_letter_that_says_why(

@@ -64,8 +64,8 @@ select n, 1, at, at, 'done' from past where status not in ('pending', 'running')
 insert into gateway.effects (delivery_id, name, status, token)
 select n, 'receipt', 'done', gen_random_uuid() from past where n % 4 = 0;
 
-insert into gateway.once_keys (route, handler, key, delivery_id)
-select route, handler, 'key_' || n, n from past where n % 4 = 0;
+insert into gateway.once_keys (route, handler, key, delivery_id, token, finished_at)
+select route, handler, 'key_' || n, n, gen_random_uuid(), at from past where n % 4 = 0;
 
 insert into gateway.handlers (route, handler, on_dead) values ('stripe', 'handlers.h1', 'block');
 insert into gateway.places (route, handler, place) select 'stripe', 'handlers.h1', n
@@ -174,8 +174,12 @@ CASES: Final = [
     Case(query="next_place", arguments=("stripe", "handlers.h1"), rows=100),
     Case(query="advance", arguments=TURNS, rows=BATCH),
     Case(query="find_stuck", arguments=("stripe", "handlers.h1", "", BATCH), rows=BATCH),
-    Case(query="find_once", arguments=("stripe", "handlers.h0", "key_100")),
-    Case(query="keep_once", arguments=("stripe", "handlers.h0", "key_new", 100)),
+    Case(query="find_due", arguments=(PENDING, *HANDLERS), rows=BATCH),
+    Case(
+        query="reserve_once",
+        arguments=("stripe", "handlers.h0", "key_new", RUNNING[0], TOKENS[0]),
+    ),
+    Case(query="keep_once", arguments=("stripe", "handlers.h0", "key_100", 100, TOKENS[0])),
     Case(query="begin_effect", arguments=(RUNNING[0], TOKENS[0], "receipt", True)),
     Case(query="finish_effect", arguments=(100, "receipt", TOKENS[0], "null")),
     Case(query="release_effect", arguments=(100, "receipt", TOKENS[0])),
@@ -219,7 +223,8 @@ CASES: Final = [
 ]
 
 ASIDE: Final = {
-    "alive", "keep_places", "keep_policies", "leave", "list_workers", "start_prune",
+    "alive", "keep_places", "keep_policies", "leave", "list_exhausted", "list_workers",
+    "start_prune",
 }  # fmt: skip
 """These touch no table that grows."""
 

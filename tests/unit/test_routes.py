@@ -226,6 +226,7 @@ def test_an_api_key_that_is_not_there_is_a_problem_of_its_line(tmp_path: Path) -
     assert [(p.line, p.key, p.found) for p in refused.value.problems] == [
         (5, "routes.one.api_key", "env:KEY, which is not set")
     ]
+    assert "Stripe's API key" in refused.value.problems[0].expected
 
 
 def test_the_shipped_file_loads() -> None:
@@ -635,7 +636,8 @@ def test_a_missing_file_is_a_problem_that_names_the_variable(tmp_path: Path) -> 
     with pytest.raises(ConfigInvalid) as missing:
         load_config(file)
     assert str(missing.value) == (
-        f"{file}: (document): found no such file; expected the routes (GATEWAY_CONFIG names it)"
+        f"{file}: (document): found no such file; expected the routes "
+        "(GATEWAY_CONFIG names the file, `gateway init` makes a project)"
     )
     file.mkdir()
     with pytest.raises(ConfigInvalid) as folder:

@@ -17,16 +17,17 @@ create table gateway.effects (
 );
 comment on table gateway.effects is 'Outside effects of deliveries: begun, of which the end is unknown, or done.';
 
--- Which delivery was the first to finish for its key (once_per).
+-- Which delivery acts for its key (once_per): it has finished, or is at it under this lease.
 create table gateway.once_keys (
     route        text        not null,
     handler      text        not null,
     key          text        not null,
     delivery_id  bigint      not null,
-    finished_at  timestamptz not null default now(),
+    token        uuid        not null,
+    finished_at  timestamptz,
     primary key (route, handler, key)
 );
-comment on table gateway.once_keys is 'The delivery that did it, where a handler acts once per key.';
+comment on table gateway.once_keys is 'The delivery that acts, where a handler acts once per key.';
 create index once_keys_delivery on gateway.once_keys (delivery_id);
 
 -- What workers say of their handlers, for the functions below.
@@ -50,7 +51,8 @@ comment on table gateway.places is 'Handlers with a rate: when each place in the
 
 alter table gateway.deliveries
     add column order_key text,
-    add column slot integer;
+    add column slot integer,
+    add column slot_token uuid;
 comment on column gateway.deliveries.order_key is
     'Deliveries of a handler with the same key run one at a time. One that waits for its turn is due at infinity.';
 comment on column gateway.deliveries.slot is
@@ -63,9 +65,9 @@ create index deliveries_held on gateway.deliveries (route, handler, order_key, i
     where order_key is not null and status = 'pending' and due_at = 'infinity';
 create index deliveries_blocking on gateway.deliveries (route, handler, order_key)
     where order_key is not null and status = 'dead';
--- The concurrency itself.
+-- The concurrency itself. A slot is held under the lease with which it was taken, and under no other.
 create unique index deliveries_slot on gateway.deliveries (route, handler, slot)
-    where slot is not null and status = 'running';
+    where slot is not null and status = 'running' and slot_token = lease_token;
 
 alter domain gateway.attempt_outcome drop constraint attempt_outcome_check;
 alter domain gateway.attempt_outcome add constraint attempt_outcome_check
@@ -159,7 +161,7 @@ begin
         where not exists (
             select from gateway.deliveries r
             where r.route = of_route and r.handler = of_handler
-              and r.status = 'running' and r.slot = s.slot)
+              and r.status = 'running' and r.slot = s.slot and r.slot_token = r.lease_token)
     ), places as (
         select p.place, row_number() over (order by p.place) as n
         from (
@@ -172,7 +174,7 @@ begin
             for update skip locked
         ) p
     ), starts as materialized (
-        select due.id, slots.slot, places.place
+        select due.id, slots.slot, places.place, gen_random_uuid() as token
         from due
         left join slots using (n)
         left join places using (n)
@@ -184,8 +186,9 @@ begin
         where p.route = of_route and p.handler = of_handler and p.place = starts.place
     )
     update gateway.deliveries d
-    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
-        leased_at = clock_timestamp(), leased_until = clock_timestamp() + lease, slot = starts.slot
+    set status = 'running', runs = d.runs + 1, lease_token = starts.token,
+        leased_at = clock_timestamp(), leased_until = clock_timestamp() + lease,
+        slot = starts.slot, slot_token = starts.token
     from starts
     where d.id = starts.id
     returning d.id, d.lease_token;
