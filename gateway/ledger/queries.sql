@@ -391,7 +391,10 @@ with noticed as (
         where d.status = 'pending' and d.due_at > now() and d.due_at < 'infinity'
           and (d.created_at > now() or d.order_key is not null and d.runs = 0 or exists (
               select from gateway.attempts a
-              where a.delivery_id = d.id and a.number = d.runs and a.finished_at > now()))
+              where a.delivery_id = d.id and a.number = d.runs and a.finished_at > now()
+          ) or exists (
+              select from gateway.audit o
+              where o.delivery_id = d.id and o.action = 'replay' and o.at > now()))
         for update skip locked
     ))
     returning id

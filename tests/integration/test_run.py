@@ -514,6 +514,20 @@ async def test_a_clock_that_is_set_back_delays_nothing(database_url: str, ledger
     assert await ledger.effects() == 3
 
 
+async def test_what_was_replayed_before_the_clock_was_set_back_does_not_wait_for_it(
+    database_url: str, ledger: Reader
+) -> None:
+    await run_one(database_url, ledger, count, status="done")
+    await ledger.replay((await ledger.delivery())["id"])
+    await ledger.run(
+        "update gateway.deliveries set due_at = now() + interval '10 min';"
+        "update gateway.audit set at = now() + interval '10 min'"
+    )
+    moved = await ledger.value(QUERIES["set_back"], timedelta(minutes=10), SECOND)
+    assert moved == 1
+    assert await ledger.value("select due_at <= now() from gateway.deliveries")
+
+
 async def test_what_waits_for_its_time_is_left_alone_when_the_clock_is_set_back(
     database_url: str, ledger: Reader
 ) -> None:
