@@ -29,7 +29,15 @@ def rehearse(
     ] = None,
     seeds: Annotated[
         list[Path] | None,
-        typer.Option("--seed", help="SQL that fills your tables before each run."),
+        typer.Option("--seed", help="SQL that fills your tables; run once, after your schema."),
+    ] = None,
+    answers: Annotated[
+        list[Path] | None,
+        typer.Option(help="JSON: what requests of ctx.http and ctx.stripe are answered with."),
+    ] = None,
+    reads: Annotated[
+        list[str] | None,
+        typer.Option(help="An address (* is any text) at which a POST only reads."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON array instead of a report.")
@@ -45,14 +53,20 @@ def rehearse(
     """
     from gateway.cli.rehearsed import rehearse_and_tell  # 0.1 s that no other command needs
     from gateway.testing.rehearse import Request
+    from gateway.testing.rehearse.answers import load_answers
+    from gateway.testing.rehearse.guard import guarding_imports
 
     settings = load_settings()
+    with guarding_imports(Path.cwd()):
+        project = load_project(settings)
     url = settings.test_database_url
     request = Request(
-        project=load_project(settings),
+        project=project,
         handlers=tuple(handlers or ()),
         recorded={str(file): load_recorded(file) for file in events or ()},
         seeds=tuple(seeds or ()),
+        answers=[answer for file in answers or () for answer in load_answers(file)],
+        reads=tuple(reads or ()),
         server_url=None if url is None else url.get_secret_value(),
     )
     configure_logs("auto", "error")

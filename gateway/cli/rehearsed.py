@@ -17,11 +17,9 @@ SHOWN_ROWS: Final = 4
 SHOWN_CALLS: Final = 4
 SHOWN_CHARS: Final = 60
 SHOWN_LINE_CHARS: Final = 120
-EVENT_HINT: Final = (
-    "record an event on which it works with `gateway show ID --save FILE` and pass --event FILE"
-)
 COLOURS: Final = {
     Verdict.SAFE: "green",
+    Verdict.IDLE: "yellow",
     Verdict.UNSAFE: "bold red",
     Verdict.FAILED: "bold red",
     Verdict.SKIPPED: "yellow",
@@ -46,7 +44,7 @@ def rehearse_and_tell(request: Request, *, as_json: bool) -> bool:
         print_json([report.as_json() for report in reports])
     else:
         _print_summary(reports, time.monotonic() - began)
-    fine = {Verdict.SAFE} if request.handlers else {Verdict.SAFE, Verdict.SKIPPED}
+    fine = {Verdict.SAFE, Verdict.IDLE} | (set() if request.handlers else {Verdict.SKIPPED})
     return all(report.verdict in fine for report in reports)
 
 
@@ -59,8 +57,8 @@ def _print(report: Report, *, with_route: bool) -> None:
     _say(head)
     if report.reason is not None:
         _say(Text(f"  {printable(report.reason)}"))
-    if report.verdict is Verdict.FAILED:
-        _say(Text(f"  {EVENT_HINT}"))
+    if report.advice is not None:
+        _say(Text(f"  {printable(report.advice)}", "yellow"))
     for finding in report.findings:
         _print_finding(finding)
     for note in report.notes:

@@ -15,6 +15,7 @@ from gateway.notation.quantities import format_duration, format_rate
 from gateway.project import database_url, load_project
 from gateway.registry import Registry
 from gateway.routes import Config, json_schema, load_config
+from gateway.scaffold.known_types import find_doubtful
 from gateway.settings import discover, load_settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")]
@@ -65,6 +66,8 @@ def check() -> None:
     references = [str(ref) for route in project.config.routes for ref in route.secrets]
     for reference in stand_ins(settings.dev_secrets, references, os.environ):
         console().print(f"notice: {reference} is not set: a development secret is used")
+    for doubt in find_doubtful(project):
+        console().print(f"notice: {doubt}", markup=False)
     console().print(
         f"{settings.config}: {len(project.config.routes)} routes, {handlers} handlers, all in order"
     )

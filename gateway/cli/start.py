@@ -80,6 +80,10 @@ def new(
     name: Annotated[
         str | None, typer.Option("--name", help="Of the function; default: on_ and the type.")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also for a type that the provider is not known to send."),
+    ] = False,
 ) -> None:
     """Add a handler, made from an event: with its table, its test and its place in routes.yaml.
 
@@ -88,7 +92,7 @@ def new(
 
     Example: [bold]gateway new handler stripe invoice.paid[/bold]
     """
-    order = Order(route=route, type=type, event=event, module=module, name=name)
+    order = Order(route=route, type=type, event=event, module=module, name=name, force=force)
     made = write_handler(load_settings().config, order)
     out = console()
     for path in made.files:

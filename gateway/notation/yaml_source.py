@@ -154,7 +154,8 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise _invalid(path, None, "no such file", "the routes (GATEWAY_CONFIG names it)") from None
+        expected = "the routes (GATEWAY_CONFIG names the file, `gateway init` makes a project)"
+        raise _invalid(path, None, "no such file", expected) from None
     except OSError as error:
         raise _invalid(path, None, str(error.strerror), "a file that can be read") from None
     if len(content) > LARGEST_FILE_BYTES:

@@ -38,10 +38,11 @@ def record(event: Mapping[str, Any], *, redacting: Sequence[str] = ()) -> tuple[
 
 
 def save(recorded: Recorded, file: Path, *, force: bool) -> None:
-    """Writes the file whole or not at all, readable by its owner only."""
+    """Writes the file whole or not at all, readable by its owner only, and makes its folder."""
     if file.exists() and not force:
         raise CommandFailed(f"{file} exists already: overwrite it with --force")
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = mkstemp(dir=file.parent, prefix=f".{file.name}.")
         try:
             with os.fdopen(handle, "wb") as stream:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from gateway.errors import CommandFailed
 from gateway.operate.fakes import EMAIL, Fakes
@@ -28,10 +29,19 @@ _PERSONAL: Final = frozenset(
 """Whose values, with all below them, are about a person, or open a page about one."""
 _CONTACT: Final = frozenset({"email", "phone", "address", "line1", "last4"})
 """Beside these, a `name` is that of a person, and not of a product or a repository."""
+_OF_A_PERSON: Final = frozenset(
+    {"previous_attributes", "shipping", "billing_details", "customer_details"}
+)
+"""Below these, a `name` is that of a person, whatever stands beside it."""
 _PLACE: Final = frozenset({"line1", "postal_code"})
 _MACHINE: Final = ("noreply@", "git@")
 _EMAIL: Final = re.compile(rf"(?<![\w.+%-])(?!{'|'.join(_MACHINE)}){EMAIL}")
 _HOSTED: Final = re.compile(r"https://(?:checkout|billing|invoice|pay)\.stripe\.com/.*")
+_LOGINS: Final = frozenset({"login", "username"})
+_URL: Final = re.compile(r"(?:\b[a-z][a-z0-9+.-]{0,15}://|\bgit@)\S+")
+_SEGMENTED: Final = frozenset({"full_name", "label"})
+"""What GitHub begins with a login: of a repository, and of a branch."""
+_FIELD: Final = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 # A shorter text is too likely to stand somewhere by chance.
 _SPREAD_CHARS: Final = 5
 _SPREAD_DIGITS: Final = 7
@@ -49,14 +59,16 @@ def redact(document: Any, paths: Sequence[str]) -> tuple[Any, int]:
         if not found and path != PII:
             raise CommandFailed(f"--redact {path}: the event has no such field; nothing was saved")
         places |= found
-    fakes = Fakes()
+    fakes, logins = Fakes(), set[str]()
     # In the order of the document, so that the same event gives the same file.
     for at, value in _scalars(document, ()):
         if at in places:
             fakes.replace(_name(at), value)
+            if _name(at) in _LOGINS and isinstance(value, str):
+                logins.add(value)
     if PII in paths:
         _collect_emails(document, fakes)
-    return _Rewrite(places, fakes).apply(document, ()), len(fakes)
+    return _Rewrite(places, fakes, logins).apply(document, ()), len(fakes)
 
 
 def _select(node: Any, segments: Sequence[str], at: Path = ()) -> Iterator[Path]:
@@ -80,17 +92,19 @@ def _below(node: Any, at: Path) -> Iterator[Path]:
 
 def _personal(node: Any, at: Path) -> Iterator[Path]:
     for key, value in _children(node):
-        if _is_personal(key, value, node):
+        if _is_personal(key, value, node, at):
             yield from _below(value, (*at, key))
         else:
             yield from _personal(value, (*at, key))
 
 
-def _is_personal(key: str | int, value: Any, node: Any) -> bool:
+def _is_personal(key: str | int, value: Any, node: Any, at: Path) -> bool:
     if key in _PERSONAL:
         return True
     if not isinstance(value, str) or not isinstance(node, dict):
         return isinstance(value, str) and _EMAIL.fullmatch(value) is not None
+    if key == "name" and not _OF_A_PERSON.isdisjoint(at):
+        return True
     match key:
         case "name" | "username":
             is_machine = str(node.get("email")).startswith(_MACHINE)
@@ -120,25 +134,36 @@ def _name(at: Path) -> str:
     return next((key for key in reversed(at) if isinstance(key, str)), "")
 
 
+def _texts(node: Any) -> Iterator[str]:
+    """All texts, those that are keys too."""
+    for key, value in _children(node):
+        yield from (text for text in (key, value) if isinstance(text, str))
+        yield from _texts(value)
+
+
 def _collect_emails(document: Any, fakes: Fakes) -> None:
-    """Addresses within longer texts: of a commit's co-authors, in a comment."""
-    for _, value in _scalars(document, ()):
-        for address in _EMAIL.findall(value) if isinstance(value, str) else ():
+    """Addresses within longer texts: of a commit's co-authors, in a comment, in a link."""
+    for text in _texts([document]):
+        for address in (*_EMAIL.findall(text), *_EMAIL.findall(unquote(text))):
             fakes.replace("email", address)
 
 
 class _Rewrite:
     """Puts the stand-ins into a copy of the document."""
 
-    def __init__(self, places: set[Path], fakes: Fakes) -> None:
+    def __init__(self, places: set[Path], fakes: Fakes, logins: set[str]) -> None:
         self._places, self._fakes, self._texts = places, fakes, fakes.texts
-        spread = sorted(filter(_is_telling, self._texts), key=len, reverse=True)
-        words = "|".join(map(re.escape, spread)) or "(?!)"
-        self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])")
+        self._spread = sorted(filter(_is_telling, self._texts), key=len, reverse=True)
+        # One group for each, which tells what was found in whichever form.
+        words = "|".join(f"({_in_any_form(text)})" for text in self._spread) or "(?!)"
+        start = "(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2}))"
+        self._pattern = re.compile(rf"{start}(?:{words})(?![A-Za-z0-9])")
+        short = "|".join(re.escape(text) for text in logins if not _is_telling(text)) or "(?!)"
+        self._segment = re.compile(rf"(?<=[/:])(?<!//)(?:{short})(?![\w-]|\.(?!git\b)\w)")
 
     def apply(self, node: Any, at: Path) -> Any:
         if isinstance(node, dict):
-            return {key: self.apply(value, (*at, key)) for key, value in node.items()}
+            return self._object(node, at)
         if isinstance(node, list):
             return [self.apply(value, (*at, index)) for index, value in enumerate(node)]
         name = _name(at)
@@ -146,7 +171,45 @@ class _Rewrite:
             return self._fakes.replace(name, node)
         if not isinstance(node, str) or name in _KEPT:
             return node
-        return self._pattern.sub(lambda match: self._texts[match[0]], node)
+        text = self._text(node)
+        if name in _SEGMENTED:
+            return self._segments(f"/{text}")[1:]
+        return _URL.sub(lambda url: self._segments(url[0]), text)
+
+    def _object(self, node: dict[str, Any], at: Path) -> dict[str, Any]:
+        copy: dict[str, Any] = {}
+        for key, value in node.items():
+            # A word that a field is called by is also somebody's login.
+            is_field = _FIELD.fullmatch(key) and _name(at) != "metadata"
+            new = key if is_field else self._text(key)
+            while new in copy:
+                new += "_"
+            copy[new] = self.apply(value, (*at, key))
+        return copy
+
+    def _text(self, text: str) -> str:
+        return self._pattern.sub(self._stand_in, text)
+
+    def _stand_in(self, match: re.Match[str]) -> str:
+        original = self._spread[(match.lastindex or 0) - 1]
+        fake = self._texts[original]
+        return fake if match[0] == original else quote(fake, safe="")
+
+    def _segments(self, text: str) -> str:
+        return self._segment.sub(lambda match: self._texts[match[0]], text)
+
+
+def _in_any_form(text: str) -> str:
+    """A pattern for a text as it is, and percent-encoded in whole or in part."""
+    return "".join(map(_character_in_any_form, text))
+
+
+def _character_in_any_form(character: str) -> str:
+    if character.isascii() and character.isalnum():
+        return character
+    encoded = "".join(f"%{byte:02x}" for byte in character.encode(errors="surrogatepass"))
+    space = r"|\+" if character == " " else ""
+    return f"(?:{re.escape(character)}|(?i:{encoded}){space})"
 
 
 def _is_telling(text: str) -> bool:

@@ -21,6 +21,15 @@ POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITI
 OWN_FOLDER: Final = Path(__file__).parents[1]
 
 
+class Broken(Unexpected):
+    """A module that does not import, and at which line of the user's own code it stopped."""
+
+    def __init__(self, *, found: str, expected: str, file: str, line: int) -> None:
+        self.file = file
+        self.line = line
+        super().__init__(found=found, expected=expected)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decorated:
     """A function with its `@handler`."""
@@ -69,16 +78,20 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         found = f"{name}, which does not import: {_told(error)}{_shadow(name, error)}"
-        raise Unexpected(found=found, expected=f"a module that imports from {folder}") from None
+        expected = f"a module that imports from {folder}"
+        place = _place_of_error(error)
+        if place is None:
+            raise Unexpected(found=found, expected=expected) from None
+        file, line = place
+        raise Broken(found=found, expected=expected, file=_shown(file), line=line) from None
 
 
 def _told(error: BaseException) -> str:
-    """The exception and where in the user's code it came from, on one line."""
+    """The exception, on one line."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     if CREDENTIAL.search(text):
         text = type(error).__name__
-    place = _place_of_error(error)
-    return text[:SHOWN_CHARS] + (f" ({place})" if place else "")
+    return text[:SHOWN_CHARS]
 
 
 def _shadow(name: str, error: BaseException) -> str:
@@ -91,14 +104,14 @@ def _shadow(name: str, error: BaseException) -> str:
     return ""
 
 
-def _place_of_error(error: BaseException) -> str | None:
+def _place_of_error(error: BaseException) -> tuple[str, int] | None:
     """The innermost line under the working directory that is not a library's or our own."""
     if isinstance(error, SyntaxError) and error.filename:
-        return _place(error.filename, error.lineno or 0)
+        return error.filename, error.lineno or 0
     frames = traceback.walk_tb(error.__traceback__)
     places = [(frame.f_code.co_filename, line) for frame, line in frames]
     theirs = [(file, line) for file, line in places if _is_theirs(Path(file))]
-    return _place(*theirs[-1]) if theirs else None
+    return theirs[-1] if theirs else None
 
 
 def _is_theirs(file: Path) -> bool:
@@ -107,9 +120,12 @@ def _is_theirs(file: Path) -> bool:
 
 
 def _place(file: str, line: int) -> str:
+    return f"{_shown(file)}:{line}"
+
+
+def _shown(file: str) -> str:
     path = Path(file)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{line}"
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _decorated(module: ModuleType) -> Iterator[Decorated | Unexpected]:

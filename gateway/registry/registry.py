@@ -1,7 +1,7 @@
 """All subscriptions of a configuration."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -11,11 +11,11 @@ import orjson
 
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import OnDead, Rate, RetryPolicy, payload_bytes
-from gateway.notation.problems import Unexpected
+from gateway.notation.problems import Location, Unexpected
 from gateway.notation.quantities import format_duration
 from gateway.registry.decorator import HandlerFunction
 from gateway.registry.key_path import KeyPath
-from gateway.registry.modules import Decorated, Module, read_module
+from gateway.registry.modules import Broken, Decorated, Module, read_module
 from gateway.registry.resource import Resource
 from gateway.routes import Config, Route
 
@@ -106,11 +106,20 @@ def load_registry(config: Config) -> Registry:
                     subscriptions.append(_subscribe(config, route, item, taken))
                 except Unexpected as error:
                     at = ("routes", route.name, "handlers", index)
-                    problems.append(config.problem(*at, found=error.found, expected=error.expected))
+                    problems.append(_problem(config, at, error))
     resources, shared = _resources(config, modules)
     if problems or shared:
         raise ConfigInvalid([*problems, *shared])
     return Registry(subscriptions, resources)
+
+
+def _problem(config: Config, at: Location, error: Unexpected) -> Problem:
+    """Where the user has to look first: in the module if that is broken, else among the routes."""
+    problem = config.problem(*at, found=error.found, expected=error.expected)
+    if not isinstance(error, Broken):
+        return problem
+    expected = f"{error.expected} ({problem.file}:{problem.line} lists it)"
+    return replace(problem, file=error.file, line=error.line, expected=expected)
 
 
 def _resources(

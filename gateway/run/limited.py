@@ -64,9 +64,7 @@ class Limited:
             if self._look_at[key] > now:
                 continue
             self._asked_at[key] = now
-            self._look_at[key] = (
-                now + self._look_every_s
-            )  # now: a look asked for meanwhile counts
+            self._look_at[key] = now + self._look_every_s  # now: a look asked for meanwhile counts
             leases = await lease_limited(self._leases, free, key, self._limits[key], self._lease)
             free -= len(leases)
             if free <= 0:

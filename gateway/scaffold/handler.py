@@ -18,6 +18,7 @@ from gateway.registry import load_registry
 from gateway.routes import Config, Route, load_config
 from gateway.samples import check_type, load_recorded, make_sample, sample_types
 from gateway.scaffold.files import read_if_there, written
+from gateway.scaffold.known_types import check_known
 from gateway.scaffold.modules import add_function, names_of
 from gateway.scaffold.render import Draft
 from gateway.scaffold.routes_text import add_module, add_schema
@@ -38,6 +39,8 @@ class Order:
     event: Path | None = None
     module: str | None = None
     name: str | None = None
+    force: bool = False
+    """Whether a type may be one that nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,7 @@ def _payload(route: Route, order: Order) -> Any:
             f"the route {route.name} does not take {order.type}: add it to its `types` first"
         )
     if order.event is None:
+        check_known(provider, order.type, force=order.force)
         return orjson.loads(make_sample(provider, order.type, now=datetime.now(UTC)).body)
     if order.event.is_absolute() or ".." in order.event.parts:
         raise CommandFailed(

@@ -1,6 +1,7 @@
 """Adds a function to a Python module, and the imports that it needs."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,12 @@ FUTURE, STANDARD, OTHERS, OWN = range(4)
 
 LONGEST_LINE: Final = 88
 """As black and ruff have it by default."""
+
+# As the parser counts them. str.splitlines() also splits at what may stand within a string.
+_LINE: Final = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_ENDING: Final = re.compile(r"\r\n|\r|\n")
+_BLANK_LINES: Final = 2
+"""Between two functions."""
 
 
 def names_of(path: Path, source: str) -> dict[str, int]:
@@ -30,7 +37,23 @@ def add_function(
     """The module with the function at its end."""
     for module, names in imports.items():
         source = _withimport_text(path, source, module, names)
-    return f"{source.rstrip()}\n\n\n{function}"
+    return source + _ended(_missing_lines(source) + function, source)
+
+
+def _missing_lines(source: str) -> str:
+    """What sets the end of a module apart from the function that follows."""
+    trailing = 0
+    for line in reversed(_LINE.findall(source)):
+        trailing += _ENDING.search(line) is not None
+        if line.strip():
+            break
+    return "\n" * (_BLANK_LINES + 1 - trailing)
+
+
+def _ended(text: str, source: str) -> str:
+    """A text with the line ending that the module has."""
+    ending = _ENDING.search(source)
+    return text.replace("\n", ending[0]) if ending else text
 
 
 def _parsed(path: Path, source: str) -> ast.Module:
@@ -87,33 +110,41 @@ def import_text(module: str, names: Iterable[str]) -> str:
 
 
 def _replace(source: str, node: ast.stmt, text: str) -> str:
-    lines = source.splitlines()
-    end = (node.end_lineno or node.lineno) - 1
-    rest = lines[end].encode()[node.end_col_offset :].decode()
-    lines[node.lineno - 1 : end + 1] = [text + rest]
-    return "\n".join(lines) + "\n"
+    lines = _LINE.findall(source)
+    start, end = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    before = lines[start].encode()[: node.col_offset].decode()
+    after = lines[end].encode()[node.end_col_offset :].decode()
+    lines[start : end + 1] = [before + _ended(text, source) + after]
+    return "".join(lines)
 
 
 def _insert(path: Path, source: str, tree: ast.Module, module: str, text: str) -> str:
     """Where isort would have it: by group, and in the group by name, after plain imports."""
-    lines = source.splitlines()
     imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
     own = path.parts[0]
     place = _place(module, is_from=True, own=own)
     earlier = [node for node in imports if _place_of(node, own) < place]
     later = [node for node in imports if _place_of(node, own) > place]
     if later and _place_of(later[0], own)[0] == place[0]:
-        lines.insert(later[0].lineno - 1, text)
-    elif earlier:
+        return _insert_lines(source, later[0].lineno - 1, f"{text}\n")
+    if earlier:
         last = earlier[-1]
         same_group = _place_of(last, own)[0] == place[0]
-        lines[last.end_lineno : last.end_lineno] = [text] if same_group else ["", text]
-    elif later:
-        lines[later[0].lineno - 1 : later[0].lineno - 1] = [text, ""]
-    else:
-        top = _end_of_docstring(tree)
-        lines[top:top] = ["", text] if top else [text, ""]
-    return "\n".join(lines) + "\n"
+        at = last.end_lineno or last.lineno
+        return _insert_lines(source, at, f"{text}\n" if same_group else f"\n{text}\n")
+    if later:
+        return _insert_lines(source, later[0].lineno - 1, f"{text}\n\n")
+    top = _end_of_docstring(tree)
+    return _insert_lines(source, top, f"\n{text}\n" if top else f"{text}\n\n")
+
+
+def _insert_lines(source: str, at: int, text: str) -> str:
+    lines = _LINE.findall(source)
+    if at and not _ENDING.search(lines[at - 1]):
+        # The file has no final newline, and gets none.
+        text = "\n" + text.removesuffix("\n")
+    lines.insert(at, _ended(text, source))
+    return "".join(lines)
 
 
 def _place_of(node: ast.Import | ast.ImportFrom, own: str) -> tuple[int, bool, str]:

@@ -15,7 +15,7 @@ from gateway.routes import json_schema
 from gateway.scaffold.files import read_if_there, written
 from gateway.scaffold.template import read_template
 
-DISTRIBUTION: Final = "webhook-gateway"
+DISTRIBUTION: Final = "webhook-gateway-server"
 COMMENT: Final = "  # "
 
 

@@ -72,6 +72,9 @@ GITHUB_OBJECTS: Final[Mapping[str, str]] = {
 }
 """Where the object of an event does not have the event's own name."""
 
+GITHUB_RELATIONS: Final = frozenset({"member"})
+"""Objects that are in many repositories: an event tells of one in one of them."""
+
 TAKEN: Final = frozenset({"event", "ctx", "handler", "datetime"})
 GITHUB_TIMES: Final = ("updated_at", "completed_at", "submitted_at", "published_at")
 
@@ -150,15 +153,23 @@ def _github_subject(type: str, payload: Mapping[str, Any]) -> Subject:
     place = f'event.payload["{name}"]'
     extra = _repository_column(repository) if name != "repository" else ()
     version = _github_version(_variable(name), content)
+    if name in GITHUB_RELATIONS and "id" in repository:
+        key = _repository_key(f"{name}_id", f'{_variable(name)}["id"]')
+        return _object(kind, place, content, version, variable=name, extra=extra, key=key)
     if "id" in content:
         return _object(kind, place, content, version, variable=name, extra=extra)
     if "number" in content and "id" in repository:
-        key = (
-            Column(name="repository_id", type="bigint", source='event.payload["repository"]["id"]'),
-            Column(name="number", type="bigint", source=f'{_variable(name)}["number"]'),
-        )
+        key = _repository_key("number", f'{_variable(name)}["number"]')
         return _object(kind, place, content, version, variable=name, extra=extra, key=key)
     return _event(type, payload, "event.received_at", extra=extra)
+
+
+def _repository_key(name: str, source: str) -> tuple[Column, ...]:
+    """Of what is told apart within a repository only."""
+    return (
+        Column(name="repository_id", type="bigint", source='event.payload["repository"]["id"]'),
+        Column(name=name, type="bigint", source=source),
+    )
 
 
 def _repository_column(repository: Mapping[str, Any]) -> tuple[Column, ...]:

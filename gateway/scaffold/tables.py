@@ -18,7 +18,16 @@ COLUMN: Final = re.compile(
 )
 KEY: Final = re.compile(r"primary key \((?P<names>[a-z0-9_, ]+)\)")
 UNRESERVED: Final = frozenset(
-    {*KNOWN_COLUMNS, "id", "event_id", "repository_id", "repository", "type", "version"}
+    {
+        *KNOWN_COLUMNS,
+        "id",
+        "event_id",
+        "member_id",
+        "repository_id",
+        "repository",
+        "type",
+        "version",
+    }
 )
 """Names of columns that need no quotes."""
 

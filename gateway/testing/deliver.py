@@ -1,6 +1,6 @@
 """`deliver`: gives an event to a handler the way the gateway does."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ class Delivered:
     """Of the run: `done`, `retry`, `dead`, `deferred`, `lost`, `skipped` (`once_per`); `duplicate`
     where nothing ran because the delivery had ended before; None where the run was crashed."""
     error: str | None
-    """In one line, as `gateway show` has it."""
+    """In one line, as `gateway show` has it; where it waits for its turn, for what."""
     traceback: str | None
     attempts: int
     """How many were burned, since the last replay."""
@@ -101,11 +101,21 @@ class Deliver:
         await stage.make_due(row["id"])
         lease = await stage.lease(subscription, row["id"])
         if lease is None:
-            raise DeliveryFailed(
-                f"{subscription.handler} cannot run yet: an earlier delivery of the same key "
-                f"({subscription.turns}) has the turn"
-            )
+            error = await self._reason_to_wait(subscription, row["id"])
+            return replace(_delivered(Ran(row=row)), error=error)
         return _delivered(await stage.run(subscription, lease))
+
+    async def _reason_to_wait(self, subscription: Subscription, delivery_id: int) -> str:
+        holder = await self._stage.blocker(delivery_id)
+        if holder is None:
+            return "it is not due yet"
+        first = f"delivery {holder['id']} (event {holder['event_id']})"
+        remedy = (
+            "which is dead and blocks it: run that again with deliver.replay"
+            if holder["status"] == Status.DEAD
+            else f"which is {holder['status']}: deliver that event first"
+        )
+        return f"it waits for {first} with the same {subscription.turns}, {remedy}"
 
     async def _run_next(self) -> Delivered | None:
         lease = await self._stage.lease_next()

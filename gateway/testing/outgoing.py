@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import orjson
 
 from gateway.testing.places import calling_place
+from gateway.testing.stripe_objects import STRIPE, StripeObjects, told_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +56,20 @@ class _Rule:
 
 
 class Outgoing(httpx.AsyncBaseTransport):
-    """The way out of `ctx.http`: keeps each request, answers 200 `{}`, and sends nothing."""
+    """The way out of `ctx.http`: keeps each request, answers 200, and sends nothing.
+
+    Stripe answers with an object, others with `{}`, unless told otherwise.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self.calls: list[Call] = []
         self.on_call: Callable[[], Awaitable[None]] | None = None
         """Told of each call before it is answered."""
+        self.payload: Any = None
+        """Of the event that is being handled: its objects are what Stripe knows of them."""
         self._root = root or Path.cwd()
         self._rules: list[_Rule] = []
+        self._stripe = StripeObjects(datetime.now(UTC))
 
     def answer(
         self,
@@ -106,7 +114,7 @@ class Outgoing(httpx.AsyncBaseTransport):
         self.calls.append(call)
         if self.on_call is not None:
             await self.on_call()
-        return self._respond(call)
+        return self._respond(call, request)
 
     def _add(
         self,
@@ -119,13 +127,18 @@ class Outgoing(httpx.AsyncBaseTransport):
             _Rule(method=method.upper(), url_glob=url_glob, answer=answer, times_left=times)
         )
 
-    def _respond(self, call: Call) -> httpx.Response:
+    def _respond(self, call: Call, request: httpx.Request) -> httpx.Response:
         rule = next((rule for rule in reversed(self._rules) if rule.fits(call)), None)
         if rule is None:
-            return httpx.Response(200, json={})
+            return httpx.Response(200, json=self._default(request))
         if rule.times_left is not None:
             rule.times_left -= 1
         if not isinstance(rule.answer, httpx.Response):
             raise rule.answer
         given = rule.answer
         return httpx.Response(given.status_code, headers=given.headers, content=given.content)
+
+    def _default(self, request: httpx.Request) -> Any:
+        if request.url.host != STRIPE:
+            return {}
+        return told_object(request, self.payload) or self._stripe.answer(request)

@@ -140,6 +140,17 @@ class Stage:
             raise LookupError(f"{subscription.handler} has no delivery of event {event.id}")
         return row
 
+    async def blocker(self, delivery_id: int) -> asyncpg.Record | None:
+        """The delivery of the same key for which this one waits."""
+        return await self._ledger.fetchrow(
+            "select h.id, h.event_id, h.status from gateway.deliveries d"
+            " join gateway.deliveries h using (route, handler, order_key)"
+            " where d.id = $1 and h.id <> d.id and (h.status = 'dead'"
+            "  or h.status in ('pending', 'running') and h.due_at < 'infinity')"
+            " order by h.status = 'dead', h.id limit 1",
+            delivery_id,
+        )
+
     async def make_due(self, delivery_id: int) -> None:
         """Lets time pass: until its retry, or until the lease of a run that died has run out."""
         await self._ledger.execute(
@@ -173,6 +184,7 @@ class Stage:
         before = {(event.route, event.id) for event in await self._jobs()}
         run = Run(subscription.function, self.crash)
         self._outgoing.on_call = run.see_call
+        self._outgoing.payload = lease.event.payload
         watched = replace(subscription, function=run)
         execution = Execution(lease, watched, self._bench, is_more=lambda: False)
         running = asyncio.create_task(execution.run())

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -23,6 +24,14 @@ PREFIX: Final = "gateway_test_"
 FOLDER_PREFIX: Final = "gateway-throwaway-"
 ABANDONED_S: Final = 300.0
 """A folder that is younger may belong to a process that is just about to lock it."""
+FORGOTTEN_S: Final = 6 * 3600.0
+"""A database that is younger may be the template of tests that still run."""
+_ABANDONED: Final = """
+select datname from pg_database d
+where datdba = (select oid from pg_roles where rolname = current_user)
+  and substring(datname from $1)::numeric < extract(epoch from now()) - $2::float8
+  and not exists (select from pg_stat_activity a where a.datid = d.oid)
+"""
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 (mkdtemp)
 ROOM_BYTES: Final = 1024**3
 COPIES_FILES: Final = 15
@@ -53,6 +62,8 @@ class Throwaway:
         try:
             if self._server_url is None:
                 self._start_engine()
+            else:
+                _run(self._drop_abandoned())
             self._template = _run(self._make_template())
         except BaseException:
             self.stop()
@@ -113,7 +124,7 @@ class Throwaway:
         return urlsplit(url).path.removeprefix("/")
 
     async def _create(self, options: str) -> str:
-        name = PREFIX + uuid4().hex[:16]
+        name = f"{PREFIX}{int(time.time())}_{uuid4().hex[:16]}"
         admin = await connect(self._admin_url, name="gateway test", command_timeout_s=None)
         try:
             await admin.execute(f'create database "{name}" {options}')
@@ -126,6 +137,16 @@ class Throwaway:
             await admin.close()
         self._made.add(name)
         return urlunsplit(urlsplit(self._admin_url)._replace(path=f"/{name}"))
+
+    async def _drop_abandoned(self) -> None:
+        """Removes what processes left that were killed before they could do so themselves."""
+        admin = await connect(self._admin_url, name="gateway test", command_timeout_s=None)
+        try:
+            for row in await admin.fetch(_ABANDONED, f"^{PREFIX}(\\d+)_", FORGOTTEN_S):
+                with suppress(asyncpg.PostgresError):  # somebody was faster, or uses it after all
+                    await admin.execute(f'drop database if exists "{row["datname"]}"')
+        finally:
+            await admin.close()
 
     async def _drop_names(self, names: Sequence[str]) -> None:
         admin = await connect(self._admin_url, name="gateway test", command_timeout_s=None)

@@ -155,6 +155,18 @@ def test_init_again_changes_nothing_and_a_changed_file_is_named(tmp_path: Path) 
     assert "nothing was written" in told
 
 
+def test_a_type_that_is_probably_a_typing_error_is_told_by_check(tmp_path: Path) -> None:
+    done(tmp_path, "init")
+    billing = tmp_path / "handlers" / "billing.py"
+    types = '@handler("invoice.payed", "invoice.sent", "invoice.*d", "anything.else")'
+    billing.write_text(f"from gateway import handler\n\n\n{types}\nasync def f(event, ctx): ...\n")
+    told = [line for line in done(tmp_path, "check").splitlines() if "takes" in line]
+    assert told == [
+        "notice: handlers.billing.f takes invoice.payed, which Stripe is not known to send: "
+        "did you mean invoice.paid?"
+    ]
+
+
 def test_the_schema_line_of_the_routes_leads_to_the_schema(tmp_path: Path) -> None:
     done(tmp_path, "init")
     first = (tmp_path / "config" / "routes.yaml").read_text().splitlines()[0]
@@ -167,6 +179,8 @@ def test_the_schema_line_of_the_routes_leads_to_the_schema(tmp_path: Path) -> No
     [
         (["strip", "invoice.paid"], "there is no route 'strip' in config/routes.yaml: it has"),
         (["stripe", "Invoice paid"], "type: found 'Invoice paid'; expected words joined by dots"),
+        (["stripe", "invoice.payed"], "did you mean invoice.paid?"),
+        (["stripe", "issues.opened", "--force"], "found issues.opened, of GitHub"),
         (["stripe", "invoice.paid"], "handlers/billing.py:27: on_invoice_paid is there already"),
         (["github", "fork", "--name", "note_failure"], "tests/test_note_failure.py is there"),
         (["stripe", "price.updated", "--module", "json"], "json is a module of another package"),
@@ -192,7 +206,7 @@ def test_a_project_that_would_not_load_is_left_as_it_was(tmp_path: Path) -> None
     assert "nothing was written" in told
     assert not (tmp_path / "handlers" / "prices").exists()
     billing.write_text("def broken(:\n")
-    assert "handlers/billing.py:1: " in refused(tmp_path, "new", "handler", "stripe", "a.b")
+    assert "handlers/billing.py:1: " in refused(tmp_path, *arguments[:4])
 
 
 def test_a_type_that_the_route_does_not_take_is_refused(tmp_path: Path) -> None:

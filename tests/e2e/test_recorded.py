@@ -75,6 +75,11 @@ def test_what_is_redacted_is_not_in_the_file(project: Project, sample: Sample) -
     assert charge["metadata"]["channel"] == "redacted-2"
 
 
+def test_the_folder_of_a_file_is_made(project: Project, sample: Sample) -> None:
+    assert project.run("show", sample.id, "--save", "tests/events/paid.json").returncode == 0
+    assert load_recorded(project.directory / "tests/events/paid.json").id == sample.id
+
+
 def test_a_typo_saves_nothing(project: Project, sample: Sample) -> None:
     for path in ("data.object.reciept_email", "id", "type", "livemode.x"):
         error = refused(project, 1, sample.id, "--save", "event.json", "--redact", path)
@@ -95,8 +100,9 @@ def test_a_file_is_overwritten_only_by_force(project: Project, sample: Sample) -
 
 
 def test_what_cannot_be_saved_is_one_clear_line(project: Project, sample: Sample) -> None:
-    assert "cannot be written: No such file" in refused(
-        project, 1, sample.id, "--save", "no/x.json"
+    project.write("file", "mine")
+    assert "cannot be written: Not a directory" in refused(
+        project, 1, sample.id, "--save", "file/events/x.json"
     )
     error = refused(project, 1, sample.id, "--save", "handlers", "--force")
     assert "cannot be written: Is a directory" in error

@@ -31,7 +31,8 @@ async def count(event: Event, ctx: Context) -> None:
 
 @handler("file.created")
 async def file(event: Event, ctx: Context) -> None:
-    assert await ctx.db.fetchval("select name from names") == "seeded"
+    assert await ctx.db.fetchval("select true from names where name = 'seeded'")
+    await ctx.upsert("names", key={"name": event.id}, values={})
 '''
 SCHEMA = """
 create table if not exists effects (
@@ -110,6 +111,64 @@ def test_a_named_handler_without_a_sample_is_exit_1_and_with_what_it_needs_exit_
     assert "file.created (event.json)" in result.stdout
 
 
+FORGETFUL = '''
+"""One that does nothing on its sample, one that reads an answer, one that leaves a task behind."""
+
+import asyncio
+
+from gateway import Context, Event, handler
+
+
+@handler("charge.dispute.created")
+async def wait_and_see(event: Event, ctx: Context) -> None:
+    if event.payload["data"]["object"]["amount"] > 10**9:
+        await ctx.http.post("https://mail.example/send")
+
+
+@handler("customer.updated")
+async def read(event: Event, ctx: Context) -> None:
+    answer = await ctx.http.post("https://search.example/_search?q=1")
+    await ctx.upsert("names", key={"name": answer.json()["hits"][0]}, values={})
+
+
+@handler("customer.updated")
+async def leave(event: Event, ctx: Context) -> None:
+    asyncio.create_task(ctx.http.post("https://mail.example"))
+    await ctx.db.execute("select pg_sleep(0.01)")
+'''
+
+
+LEFT_BEHIND = '    asyncio.create_task(ctx.http.post("https://mail.example"))'
+
+
+def test_what_did_nothing_is_idle_and_exit_0_and_the_world_can_be_described(
+    project: Project, postgres: Postgres
+) -> None:
+    project.write("handlers/effects.py", FORGETFUL)
+    url = "https://search.example/_search?q=*"
+    answer = {"method": "POST", "url": url, "status": 200, "json": {"hits": ["one"]}}
+    project.write("answers.json", json.dumps([answer]))
+    told = ["--answers", "answers.json", "--reads", "https://search.example/*"]
+    result = project.run(
+        "rehearse", "wait_and_see", "read", *told, GATEWAY_TEST_DATABASE_URL=postgres.url
+    )
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    assert "handlers.effects.wait_and_see  idle" in result.stdout
+    assert "handlers.effects.read  safe" in result.stdout
+    assert "2 handlers: 1 idle, 1 safe; " in result.stdout
+
+
+def test_a_task_that_is_left_behind_is_told_with_its_line_and_without_a_traceback(
+    project: Project, postgres: Postgres
+) -> None:
+    project.write("handlers/effects.py", FORGETFUL)
+    result = project.run("rehearse", "leave", GATEWAY_TEST_DATABASE_URL=postgres.url)
+    assert result.returncode == 1
+    line = 1 + FORGETFUL.splitlines().index(LEFT_BEHIND)
+    assert f"handlers/effects.py:{line}: {LEFT_BEHIND.strip()}" in result.stdout
+    assert not result.stderr
+
+
 def test_a_schema_that_postgres_refuses_is_told_with_its_line(
     project: Project, postgres: Postgres
 ) -> None:
@@ -126,6 +185,7 @@ def test_a_schema_that_postgres_refuses_is_told_with_its_line(
         (["nobody"], 1, "there is no handler 'nobody'; expected one of handlers.effects.count"),
         (["--event", "missing.json"], 1, "missing.json: cannot be read"),
         (["--seed", "missing.sql"], 1, "a schema file cannot be read"),
+        (["--answers", "missing.json"], 1, "missing.json: cannot be read"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

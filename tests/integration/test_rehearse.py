@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ from gateway.project import load_project
 from gateway.samples import Recorded
 from gateway.settings import Settings
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
+from gateway.testing.rehearse.answers import GivenAnswer
 from gateway.testing.rehearse.findings import Fault, Finding
 from gateway.testing.rehearse.tables import Change
 from tests.support.databases import run_sql
@@ -57,6 +58,8 @@ def _rehearse(
     directory: Path,
     *handlers: str,
     recorded: Mapping[str, Recorded] | None = None,
+    answers: Sequence[GivenAnswer] = (),
+    reads: Sequence[str] = (),
 ) -> Reports:
     found: dict[str, Report] = {}
     with _in_project(directory):
@@ -64,6 +67,8 @@ def _rehearse(
             project=load_project(Settings()),
             handlers=handlers,
             recorded=recorded or {},
+            answers=answers,
+            reads=reads,
             server_url=server_url,
         )
         rehearse(request, lambda report: found.update({report.handler: report}))
@@ -173,6 +178,55 @@ PLANTED: Final = [
         "POST https://api.example/charges",
         "await ctx.http.post(",
     ),
+    Planted(
+        "forget_to_await",
+        Fault.FORGOTTEN,
+        "run once",
+        "ctx.upsert(...) is never awaited",
+        "ctx.upsert(",
+    ),
+    Planted(
+        "let_the_first_one_win",
+        Fault.ORDER,
+        "later event first: customer.updated, then an older customer.updated",
+        "customers",
+        "await ctx.db.execute(",
+    ),
+    Planted(
+        "publish_what_changes",
+        Fault.ORDER,
+        "later event first: customer.updated, then an older customer.updated",
+        "jobs of ctx.publish",
+        "await ctx.publish(",
+    ),
+    Planted(
+        "overwrite_what_happened_once",
+        Fault.ORDER,
+        "later event first: payment_intent.succeeded, then an older",
+        "receipts",
+        "await ctx.upsert(",
+    ),
+    Planted(
+        "mail_behind_a_row",
+        Fault.CALLED,
+        "run twice in a row",
+        "POST https://mail.example/send",
+        'await ctx.http.post("https://mail.example/send")',
+    ),
+    Planted(
+        "post_and_forget",
+        Fault.CALLED,
+        "run twice in a row",
+        "POST https://mail.example/send",
+        "task = asyncio.create_task(",
+    ),
+    Planted(
+        "ask_by_post",
+        Fault.CALLED,
+        "run twice in a row",
+        "POST https://api.example/graphql",
+        "await ctx.http.post(",
+    ),
 ]
 
 
@@ -236,6 +290,9 @@ def test_every_sending_is_told(reports: Reports) -> None:
         ("forget_what_was_deleted", "marked as deleted"),
         ("look_then_insert", "unique key"),
         ("give_every_run_its_key", "ctx.idempotency_key()"),
+        ("let_the_first_one_win", "the first to arrive wins"),
+        ("publish_what_changes", "of two jobs with one key the first to arrive wins"),
+        ("overwrite_what_happened_once", "the last to arrive wins"),
     ],
 )
 def test_each_kind_of_mistake_has_its_advice(reports: Reports, handler: str, advice: str) -> None:
@@ -246,8 +303,61 @@ def test_those_who_made_no_mistake_are_left_alone(reports: Reports) -> None:
     fine = {name: report for name, report in reports.items() if name.startswith("shop.fine.")}
     found = {name: report.findings for name, report in fine.items() if report.findings}
     assert not found
-    assert {report.verdict for report in fine.values()} == {Verdict.SAFE}
+    idle = {name for name, report in fine.items() if report.verdict is Verdict.IDLE}
+    assert idle == {"shop.fine.only_look", "shop.fine.thank_for_much"}
+    assert {r.verdict for name, r in fine.items() if name not in idle} == {Verdict.SAFE}
     assert len(fine) >= 15
+
+
+def test_a_handler_that_did_nothing_is_not_called_safe(reports: Reports) -> None:
+    report = reports["shop.fine.thank_for_much"]
+    assert report.notes == (
+        "wrote nothing and sent nothing on charge.dispute.created, payment_intent.succeeded: "
+        "nothing was tried there",
+    )
+
+
+def test_sql_of_the_gateway_itself_is_not_told(reports: Reports) -> None:
+    assert _finding(reports, "shop.mistakes.publish_what_changes").statement is None
+
+
+@pytest.mark.parametrize(
+    ("handler", "advice"),
+    [
+        ("stumble", "record an event on which it works"),
+        ("lack_a_column", "`alter table receipts add column version timestamptz`"),
+        ("lack_an_index", "`create unique index on seats (subscription)`"),
+        ("lack_a_variable", "set the environment variable NO_SUCH_ADDRESS"),
+        ("pass_a_text_for_a_number", "a value of the type that the column has"),
+        ("read_the_answer", "GET https://sms.example/messages/1 has got an answer that is made up"),
+    ],
+)
+def test_each_kind_of_failure_has_its_advice(reports: Reports, handler: str, advice: str) -> None:
+    report = reports[f"shop.mistakes.{handler}"]
+    assert report.verdict is Verdict.FAILED
+    assert advice in (report.advice or "")
+
+
+def test_the_same_failure_on_several_events_is_told_once(reports: Reports) -> None:
+    report = reports["shop.mistakes.read_the_answer"]
+    assert (report.reason or "").startswith("fails on customer.created, customer.updated: KeyError")
+    assert not report.notes
+
+
+def test_what_the_world_answers_and_what_only_reads_can_be_said(postgres: Postgres) -> None:
+    reports = _rehearse(
+        postgres.url,
+        SHOP,
+        "read_the_answer",
+        "ask_by_post",
+        answers=[
+            GivenAnswer(method="GET", url="https://sms.example/*", json={"no": "sid"}),
+            GivenAnswer(method="get", url="https://sms.example/*", json={"sid": "SM1"}),
+            GivenAnswer(method="POST", url="https://sms.example/*", status=500),
+        ],
+        reads=["https://api.example/graph*"],
+    )
+    assert [report.verdict for report in reports.values()] == [Verdict.SAFE, Verdict.SAFE]
 
 
 def test_a_call_that_may_come_twice_when_a_worker_dies_is_a_note(reports: Reports) -> None:
@@ -256,6 +366,11 @@ def test_a_call_that_may_come_twice_when_a_worker_dies_is_a_note(reports: Report
     assert "ctx.idempotency_key('receipt')" in note
     for guarded in ("mail_once", "mail_at_most_once", "leave_it_to_the_callee"):
         assert not reports[f"shop.fine.{guarded}"].notes
+
+
+def test_a_repeated_put_is_noted_once_whatever_the_event(reports: Reports) -> None:
+    [note] = reports["shop.fine.put_a_state"].notes
+    assert "is sent again by a second run: fine where the callee takes PUT" in note
 
 
 def test_a_handlers_own_decision_is_an_outcome(reports: Reports) -> None:
@@ -297,10 +412,16 @@ def test_a_queue_is_rehearsed_on_the_jobs_that_others_publish(reports: Reports) 
     assert _finding(reports, "shop.chores.do_a_chore").subject == "payments"
 
 
-def test_github_is_rehearsed_in_pairs_too(reports: Reports) -> None:
-    finding = _finding(reports, "shop.repositories.keep_the_newest")
+@pytest.mark.parametrize("handler", ["keep_the_newest", "keep_how_it_was_closed"])
+def test_github_is_rehearsed_in_pairs_too(reports: Reports, handler: str) -> None:
+    finding = _finding(reports, f"shop.repositories.{handler}")
     assert finding.fault is Fault.ORDER
     assert finding.subject == "customers"
+
+
+def test_where_no_later_event_is_tried_it_is_said(reports: Reports) -> None:
+    [note] = reports["shop.repositories.greet"].notes
+    assert note == "order not tried on label.created: no later event of the object is there"
 
 
 def test_the_handlers_of_this_repository_are_safe(postgres: Postgres) -> None:
@@ -365,6 +486,24 @@ def test_an_event_that_no_handler_takes_is_refused_before_anything_is_started() 
     recorded = Recorded(provider="github", type="ping", id="1", headers={}, body=b"{}")
     with pytest.raises(CommandFailed, match=r"p\.json: no handler takes ping of github"):
         _rehearse("postgresql://nobody@127.0.0.1:1/nothing", SHOP, recorded={"p.json": recorded})
+
+
+def test_an_event_that_a_named_handler_does_not_take_is_refused() -> None:
+    recorded = Recorded(provider="stripe", type="customer.updated", id="1", headers={}, body=b"{}")
+    with pytest.raises(
+        CommandFailed, match=r"c\.json: customer\.updated of stripe is not taken by"
+    ):
+        _rehearse(
+            "postgresql://nobody@127.0.0.1:1/nothing", SHOP, "add_up", recorded={"c.json": recorded}
+        )
+    with pytest.raises(CommandFailed, match=r"add_up takes payment_intent\.succeeded, and none of"):
+        _rehearse(
+            "postgresql://nobody@127.0.0.1:1/nothing",
+            SHOP,
+            "add_up",
+            "stumble",
+            recorded={"c.json": recorded},
+        )
 
 
 async def test_nothing_is_left_behind_on_the_server(reports: Reports, ledger: Reader) -> None:

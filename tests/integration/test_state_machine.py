@@ -277,7 +277,7 @@ class Order(Protocol):
 
     async def __call__(
         self, ledger: Connection, delivery_id: int, *, actor: str, reason: str | None
-    ) -> None: ...
+    ) -> list[int]: ...
 
 
 MAY: Final[Mapping[Order, frozenset[Status]]] = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
@@ -25,6 +26,7 @@ routes:
   stripe:
     provider: stripe
     secrets: [env:NOWHERE]
+    api_key: env:NOWHERE
     handlers: [hooks.shop]
     types: ["payment_intent.*", "invoice.*", "charge.*", "customer.*", "checkout.*"]
   mails: {provider: publish, handlers: [hooks.mails]}
@@ -87,6 +89,23 @@ async def ordered(event: Event, ctx: Context) -> None:
     if status == "incomplete" and ctx.attempt == 1:
         raise LookupError("not yet")
     await note(event, ctx, status)
+
+
+BROKEN: list[str] = []
+
+
+@handler("checkout.session.expired", order_by="data.object.id", on_dead="block")
+async def blocking(event: Event, ctx: Context) -> None:
+    if event.id in BROKEN:
+        raise Reject("broken")
+
+
+@handler("charge.dispute.created")
+async def refunding(event: Event, ctx: Context) -> None:
+    known = event.payload["data"]["object"]
+    dispute = await ctx.stripe.v1.disputes.retrieve_async(known["id"])
+    refund = await ctx.stripe.v1.refunds.create_async({"charge": known["charge"]})
+    await note(event, ctx, f"{refund.object} of {dispute.amount}: {bool(refund.id)}")
 
 
 @handler("checkout.session.completed", once_per="data.object.id")
@@ -248,11 +267,32 @@ def test_order(deliver, make_event, db):
     second = make_event("stripe", "customer.subscription.updated", id="sub_1", status="active")
     with pytest.raises(LookupError):
         deliver(shop.ordered, first)
-    with pytest.raises(DeliveryFailed, match="an earlier delivery of the same key .* has the turn"):
+    with pytest.raises(DeliveryFailed, match=f"{first.id}.* is pending: deliver that event first"):
         deliver(shop.ordered, second)
     deliver(shop.ordered, first)
     deliver(shop.ordered, second)
     assert notes(db) == ["incomplete", "active"]
+
+
+def test_a_blocked_key(deliver, make_event):
+    first, second = (make_event("stripe", "checkout.session.expired", id="cs_1") for _ in "12")
+    shop.BROKEN.append(first.id)
+    assert deliver(shop.blocking, first, check=False).status == "dead"
+    waiting = deliver(shop.blocking, second, check=False)
+    assert (waiting.status, waiting.outcome, waiting.attempts) == ("pending", None, 0)
+    for part in (first.id, "data.object.id", "is dead and blocks it", "deliver.replay"):
+        assert part in waiting.error
+    shop.BROKEN.clear()
+    deliver.replay(shop.blocking, first)
+    assert deliver(shop.blocking, second).status == "done"
+
+
+def test_stripe_answers_with_objects(deliver, make_event, db, outgoing):
+    event = make_event("stripe", "charge.dispute.created", amount=77)
+    deliver(shop.refunding, event)
+    outgoing.answer("POST", "https://api.stripe.com/v1/refunds", json={"object": "mine", "id": ""})
+    deliver.replay(shop.refunding, event)
+    assert notes(db) == ["refund of 77: True", "mine of 77: False"]
 
 
 def test_once_per(deliver, make_event, db):
@@ -447,8 +487,8 @@ def test_where_there_are_no_routes_the_plugin_loads_nothing(pytester: pytest.Pyt
     pytester.runpytest_subprocess(*LOAD, f"--rootdir={pytester.path}").assert_outcomes(passed=1)
 
 
-def test_the_examples_of_the_guide_pass(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+def test_the_examples_of_the_guide_pass_and_may_run_twice(
+    pytester: pytest.Pytester, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```\w+\n(?:#|--) (\S+)\n(.*?)^```$", text, flags=re.M | re.S)
@@ -458,3 +498,8 @@ def test_the_examples_of_the_guide_pass(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     result = pytester.runpytest_subprocess(*LOAD, "-W", "error")
     result.assert_outcomes(passed=len(tests) + 2)  # one has three cases
+    monkeypatch.setenv("GATEWAY_TEST_DATABASE_URL", server_url)
+    cache = f"--cache-dir={ROOT / '.mypy_cache'}"
+    for command in (("gateway", "rehearse"), ("mypy", "--strict", cache, "handlers")):
+        ran = pytester.run(sys.executable, "-m", *command)
+        assert ran.ret == 0, ran.outlines + ran.errlines

@@ -174,3 +174,93 @@ def test_pii_finds_an_address_within_a_text() -> None:
     redacted, count = redact(document, ["pii"])
     assert redacted["message"] == "Fix it\n\nCo-authored-by: Eve <person1@example.com>"
     assert count == 1
+
+
+@pytest.mark.parametrize(
+    "part", ["previous_attributes", "shipping", "billing_details", "customer_details"]
+)
+def test_pii_takes_a_name_that_stands_alone_where_only_persons_have_one(part: str) -> None:
+    document = {"object": {"name": "Mug", part: {"name": "Mira Okafor", "carrier": "post"}}}
+    assert redact(document, ["pii"])[0] == {
+        "object": {"name": "Mug", part: {"name": "Person 1", "carrier": "post"}}
+    }
+
+
+def test_pii_takes_the_former_name_of_what_was_below_another_field() -> None:
+    document = {"data": {"previous_attributes": {"owner": {"name": "Mira Okafor"}}}}
+    redacted, _ = redact(document, ["pii"])
+    assert redacted["data"]["previous_attributes"]["owner"]["name"] == "Person 1"
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("html_url", "https://github.com/bob", "https://github.com/person-1"),
+        ("url", "https://api.x/users/bob/gists{/id}", "https://api.x/users/person-1/gists{/id}"),
+        ("url", "https://api.x/users/bob{/id}", "https://api.x/users/person-1{/id}"),
+        ("ssh_url", "git@github.com:bob/site.git", "git@github.com:person-1/site.git"),
+        ("git_url", "git://github.com/bob/bob.git", "git://github.com/person-1/person-1.git"),
+        ("full_name", "bob/site", "person-1/site"),
+        ("label", "bob:main", "person-1:main"),
+        ("body", "bob, see https://x.example/bob.", "bob, see https://x.example/person-1."),
+        ("url", "https://bob/a/bobby/x-bob/bob-x", "https://bob/a/bobby/x-bob/bob-x"),
+        ("full_name", "acme/bob.js", "acme/bob.js"),
+        ("title", "either/bob", "either/bob"),
+    ],
+)
+def test_a_short_login_is_gone_where_it_is_a_whole_part_of_a_url_or_full_name(
+    key: str, before: str, after: str
+) -> None:
+    document = {"sender": {"login": "bob", "type": "User"}, "there": {key: before}}
+    redacted, _ = redact(document, ["pii"])
+    assert redacted["sender"]["login"] == "person-1"
+    assert redacted["there"] == {key: after}
+
+
+def test_an_address_that_is_a_key_is_replaced_as_elsewhere() -> None:
+    document = {"metadata": {"mira@x.example": "vip", "eve@x.example": 1}, "to": "eve@x.example"}
+    assert redact(document, ["pii"])[0] == {
+        "metadata": {"person2@example.com": "vip", "person1@example.com": 1},
+        "to": "person1@example.com",
+    }
+
+
+def test_a_field_keeps_its_name_where_a_login_is_the_same_word() -> None:
+    document = {"login": "title", "title": "x", "metadata": {"title": "y"}, "a title": "z"}
+    assert redact(document, ["login"])[0] == {
+        "login": "person-1",
+        "title": "x",
+        "metadata": {"person-1": "y"},
+        "a person-1": "z",
+    }
+
+
+def test_two_keys_never_become_one() -> None:
+    document = {"email": "a@x.example", "m": {"a@x.example": 1, "person1@example.com": 2}}
+    redacted, _ = redact(document, ["email"])
+    assert list(redacted["m"].values()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("https://s.example/?e=mira%40x.example", "https://s.example/?e=person1%40example.com"),
+        ("?to=%2Fa%3fe%3dmira%40x.example%26b", "?to=%2Fa%3fe%3dperson1%40example.com%26b"),
+        ("?n=%c3%96mer+Sen&x", "?n=Person%201&x"),
+        ("?n=%C3%96mer%20Sen", "?n=Person%201"),
+        ("?n=Ömer%20Sen", "?n=Person%201"),
+        ("mira@x.example", "person1@example.com"),
+        ("mira%40x.examples", "person2%40example.com"),
+    ],
+)
+def test_what_was_redacted_is_gone_in_its_percent_encoded_form_too(before: str, after: str) -> None:
+    document = {"email": "mira@x.example", "name": "Ömer Sen", "link": before}
+    assert redact(document, ["pii"])[0]["link"] == after
+
+
+def test_pii_finds_an_address_that_stands_only_percent_encoded() -> None:
+    document = {"success_url": "https://s.example/?e=mira%2Bshop%40x.example"}
+    assert redact(document, ["pii"]) == (
+        {"success_url": "https://s.example/?e=person1%40example.com"},
+        1,
+    )

@@ -15,12 +15,13 @@ import httpx
 import orjson
 import pytest
 
+from gateway.errors import CommandFailed
 from gateway.model import RetryPolicy
 from gateway.registry import Subscription
 from gateway.registry.key_path import KeyPath
 from gateway.routes import Route, load_config
 from gateway.samples import Recorded, make_sample
-from gateway.testing.rehearse.answers import Answers
+from gateway.testing.rehearse.answers import Answers, load_answers
 from gateway.testing.rehearse.events import evenly, find_occasions, find_pairs
 from gateway.testing.rehearse.guard import Guard, RehearsalLoop, guarding
 from gateway.testing.rehearse.made_up import wanted_rows
@@ -32,7 +33,6 @@ from gateway.testing.rehearse.wire import Wire
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
-DATABASE = "postgresql://gateway@/x?host=/run/throwaway&port=5432"
 
 
 def column(name: str, *, default: str | None = None, is_required: bool = False) -> Column:
@@ -103,7 +103,7 @@ def test_a_time_of_the_rehearsal_is_told_from_one_of_the_event(value: Any, expec
 
 def test_columns_that_the_database_fills_anew_are_left_out_of_comparisons() -> None:
     one = {"orders": [{"id": "a", "status": "paid", "at": 1, "token": "x"}]}
-    other = {"orders": [{"id": "a", "status": "paid", "at": 2, "token": "y"}]}
+    other = {"orders": [{"id": "a", "status": "paid", "at": 1, "token": "y"}]}
     assert not compare([ORDERS], one, other, learn([ORDERS], one, one))
     assert compare([ORDERS], one, other, {})
 
@@ -149,12 +149,11 @@ def test_a_row_is_made_up_for_a_statement_that_found_none() -> None:
     [
         step("update orders set status = $2 where id = $1", "a", rows=1),
         step("update elsewhere set status = $2 where id = $1", "a"),
-        step("update orders set status = $1", "a"),
-        step("update orders set status = 'x' where id = any($1)", ["a"]),
-        step("insert into orders select from orders where id = $1", "a"),
+        step("insert into orders (id) values ($1) on conflict do nothing", "a"),
+        step("insert into orders (id) values ($1) on conflict (id) do update set status = ''", "a"),
     ],
 )
-def test_no_row_is_made_up_where_none_is_missing_or_nothing_tells_its_key(found: Step) -> None:
+def test_no_row_is_made_up_where_none_is_missing_or_none_is_looked_for(found: Step) -> None:
     assert not list(wanted_rows([found], [ORDERS]))
 
 
@@ -266,7 +265,7 @@ def _start_a_program() -> None:
 def test_every_way_out_is_refused_and_told_with_its_line(
     reach: Callable[[], None], target: str
 ) -> None:
-    guard = Guard(ROOT, DATABASE)
+    guard = Guard(ROOT)
 
     async def rehearse() -> None:
         with guarding(guard), running(Run(root=ROOT)), pytest.raises(ConnectionRefusedError):
@@ -282,7 +281,7 @@ def test_every_way_out_is_refused_and_told_with_its_line(
 
 
 def test_an_event_loop_reaches_nothing_either() -> None:
-    guard = Guard(ROOT, DATABASE)
+    guard = Guard(ROOT)
 
     async def rehearse() -> None:
         with guarding(guard), running(Run(root=ROOT)):
@@ -299,7 +298,7 @@ def test_an_event_loop_reaches_nothing_either() -> None:
 
 
 def test_without_a_guard_everything_is_as_ever() -> None:
-    guard = Guard(ROOT, DATABASE)
+    guard = Guard(ROOT)
 
     async def rehearse() -> None:
         with guarding(guard):
@@ -326,6 +325,45 @@ def test_the_object_of_the_event_is_what_a_request_for_it_is_answered_with() -> 
     assert answers.answer(created, payload)["object"] == "refund"
     listed = httpx.Request("GET", "https://api.stripe.com/v1/refunds")
     assert answers.answer(listed, payload)["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[", "found no JSON"),
+        ("{}", "found dict; expected a JSON list of"),
+        ('[{"method": "GET"}]', "answer 1: found no url"),
+        ('[{"url": "x"}, {"url": "x", "body": 1}]', "answer 2: found body; expected"),
+        ('[{"url": "x", "status": 99}]', "status 99; expected a method such as POST"),
+        ('[{"url": "x", "status": "ok"}]', "status 'ok'; expected a method such as POST"),
+    ],
+)
+def test_answers_that_are_none_are_refused(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "answers.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(CommandFailed, match=r"answers\.json: ") as refused:
+        load_answers(file)
+    assert told in str(refused.value)
+
+
+async def test_a_request_is_answered_as_was_said_last_and_may_only_read(tmp_path: Path) -> None:
+    file = tmp_path / "answers.json"
+    file.write_text('[{"url": "https://x.test/*"}, {"url": "https://x.test/y", "status": 404}]')
+    wire = Wire(Answers(NOW, load_answers(file)), reads=["https://x.test/y*"])
+    run = Run(root=ROOT)
+    async with httpx.AsyncClient(transport=wire, trust_env=False) as client:
+        with running(run):
+            answers = [await client.post(f"https://x.test/{name}") for name in ("y", "z")]
+            await client.post("https://other.test/")
+    assert [(answer.status_code, answer.json()) for answer in answers] == [(404, {}), (200, {})]
+    assert [call.is_write for call in run.calls] == [False, True, True]
+    assert run.invented == ["POST https://other.test/"]
+
+
+def test_the_newest_state_that_is_known_is_the_answer() -> None:
+    newer, older = [{"data": {"object": {"id": "sub_1", "n": n}}} for n in (2, 1)]
+    request = httpx.Request("GET", "https://api.stripe.com/v1/subscriptions/sub_1")
+    assert Answers(NOW).answer(request, [newer, older])["n"] == 2
 
 
 def test_a_handler_is_tried_on_the_samples_of_its_types(route: Route) -> None:
@@ -365,6 +403,13 @@ def test_pairs_are_of_one_object_and_go_the_way_of_its_life(route: Route) -> Non
         assert older.payload["data"]["object"]["id"] == newer.payload["data"]["object"]["id"]
         assert older.envelope.id != newer.envelope.id
         assert older.payload["created"] < newer.payload["created"]
+
+
+def test_of_two_ends_only_one_can_come(route: Route) -> None:
+    handler = subscription("payment_intent.succeeded", "payment_intent.canceled")
+    pairs = find_pairs(handler, find_occasions(handler, route, {}, NOW), NOW)
+    ways = [(p.older.envelope.type, p.newer.envelope.type, p.is_one_time) for p in pairs]
+    assert ways == [("payment_intent.succeeded", "payment_intent.succeeded", True)]
 
 
 def test_what_happens_once_per_key_is_not_tried_in_pairs_of_that_key(route: Route) -> None:

@@ -12,7 +12,9 @@ from typer.core import TyperGroup
 from gateway.cli import app
 from gateway.errors import CommandFailed
 from gateway.routes import load_config
+from gateway.samples import sample_types
 from gateway.scaffold.files import written
+from gateway.scaffold.known_types import check_known, suggest
 from gateway.scaffold.modules import add_function
 from gateway.scaffold.project import STARTERS, plan_project
 from gateway.scaffold.routes_text import add_module, add_schema
@@ -158,6 +160,54 @@ def test_an_event_without_an_object_is_a_row_of_its_own() -> None:
     subject = read_subject("github", "push", {"ref": "main", "repository": {"full_name": "a/b"}})
     assert [column.source for column in subject.key] == ["event.id"]
     assert subject.version == "event.received_at"
+
+
+def test_a_member_is_one_row_for_each_repository() -> None:
+    payload = {"member": {"id": 7, "login": "ann"}, "repository": {"id": 1, "full_name": "a/b"}}
+    subject = read_subject("github", "member.added", payload)
+    assert [column.name for column in subject.key] == ["repository_id", "member_id"]
+    assert "primary key (repository_id, member_id)" in choose_table(subject, "f", []).sql
+
+
+@pytest.mark.parametrize(
+    ("provider", "type"),
+    [
+        ("stripe", "invoice.sent"),
+        ("stripe", "v1.billing.meter.no_meter_found"),
+        ("github", "issues.unlocked"),
+        ("github", "repository_dispatch.anything at all"),
+        ("github", "gollum"),
+    ],
+)
+def test_a_type_without_a_sample_can_be_known(provider: str, type: str) -> None:
+    assert type not in sample_types(provider)
+    check_known(provider, type, force=False)
+
+
+@pytest.mark.parametrize(
+    ("provider", "type", "meant"),
+    [
+        ("stripe", "invoice.payed", "invoice.paid"),
+        ("stripe", "invoice.snt", "invoice.sent"),
+        ("github", "pull.opened", "pull_request.opened"),
+        ("github", "issues.unlockd", "issues.unlocked"),
+        ("stripe", "a.b", None),
+    ],
+)
+def test_an_unknown_type_is_refused_with_what_was_meant(
+    provider: str, type: str, meant: str | None
+) -> None:
+    assert suggest(provider, type) == meant
+    with pytest.raises(CommandFailed, match=f"mean {meant}" if meant else "one of its types, a"):
+        check_known(provider, type, force=False)
+    check_known(provider, type, force=True)
+
+
+def test_a_type_of_another_provider_is_refused_even_by_force() -> None:
+    with pytest.raises(CommandFailed, match=r"found issues.opened, of GitHub; expected one of S"):
+        check_known("stripe", "issues.opened", force=True)
+    with pytest.raises(CommandFailed, match=r"found invoice.sent, of Stripe; expected one of G"):
+        check_known("github", "invoice.sent", force=True)
 
 
 @pytest.mark.parametrize("providers", [["stripe"], ["github"], ["stripe", "github"]])

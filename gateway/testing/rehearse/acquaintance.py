@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.testing.rehearse.events import Occasion
-from gateway.testing.rehearse.findings import place_of_error
+from gateway.testing.rehearse.failures import advise
+from gateway.testing.rehearse.findings import Situation, of_forgotten, place_of_error, writes
 from gateway.testing.rehearse.judge import Judge, Standard, choose_grouping
-from gateway.testing.rehearse.made_up import changes_nothing, updates_nothing, wanted_rows
+from gateway.testing.rehearse.made_up import needs_rows, wanted_rows
 from gateway.testing.rehearse.schedules import Schedules, Trial
 from gateway.testing.rehearse.stage import End, Performance, Stage
-from gateway.testing.rehearse.tables import learn
-from gateway.testing.rehearse.trace import Kind
+from gateway.testing.rehearse.tables import compare, learn
 
 SEED_HINT: Final = "give it one with --seed FILE, SQL that is run before"
-ANSWER_HINT: Final = (
-    "requests are answered with what the event or a sample tells of the object, or {}"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +22,17 @@ class Known:
 
     occasion: Occasion
     standard: Standard
+    is_idle: bool = False
+    """Whether the handler returned without having written or sent anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An event on which the handler fails."""
+
+    label: str
+    told: str
+    advice: str
 
 
 class Acquaintance:
@@ -34,8 +42,9 @@ class Acquaintance:
         self._stage = stage
         self._schedules = schedules
         self._judge = judge
-        self.failures: list[str] = []
-        """On what the handler fails, and how."""
+        self._met: dict[tuple[str | None, str], bool] = {}
+        """By place and text of each statement that needs a row: whether it ever met one."""
+        self.failures: list[Failure] = []
 
     async def make(self, occasions: Sequence[Occasion]) -> list[Known]:
         """Those that it can be tried on; each also with made-up rows, where it looked for some."""
@@ -46,10 +55,13 @@ class Acquaintance:
             known = [await self._know(occasion, trial)] if _is_by_choice(performance) else []
             known += [richer async for richer in self._make_richer(occasion, performance)]
             if not known:
-                self.failures.append(f"fails on {occasion.label}: {self._told(performance)}")
+                self.failures.append(self._failure(occasion, performance))
             found += known
             if performance.end is End.LATE:
                 break
+        for (place, _), has_met in self._met.items():
+            if not has_met:
+                self._judge.note(f"the statement at {place} never met a row: {SEED_HINT}")
         return found
 
     async def _know(self, occasion: Occasion, trial: Trial) -> Known:
@@ -58,10 +70,20 @@ class Acquaintance:
         [performance] = trial.performances
         if performance.end is not End.DONE:
             self._judge.note(f"on {occasion.label}: {performance.error}")
+        situation = Situation(schedule=trial.words, event=occasion.label, root=self._judge.root)
+        for forgotten in performance.run.forgotten:
+            self._judge.add(of_forgotten(situation, forgotten))
         other = await self._schedules.once(occasion, is_skewed=True)
         masks = learn(self._stage.tables, trial.state, other.state)
         standard = Standard(trial=trial, masks=masks, group=choose_grouping(trial, other))
-        return Known(occasion=occasion, standard=standard)
+        return Known(occasion=occasion, standard=standard, is_idle=self._is_idle(occasion, trial))
+
+    def _is_idle(self, occasion: Occasion, trial: Trial) -> bool:
+        [performance] = trial.performances
+        if performance.end is not End.DONE or not _only_looks(performance):
+            return False
+        pristine = self._stage.pristine  # a function that is selected may write, too
+        return bool(occasion.rows) or not compare(self._stage.tables, pristine, trial.state, {})
 
     async def _make_richer(
         self, occasion: Occasion, performance: Performance
@@ -76,27 +98,27 @@ class Acquaintance:
             richer = await self._make_up(richer, performance)
 
     async def _make_up(self, occasion: Occasion, performance: Performance) -> Occasion | None:
-        """The same event on a database that has a row for which the handler looked in vain.
-
-        A row that was only to be read is made up where the handler could not do without.
-        """
+        """The same event on a database that has a row for which the handler looked in vain."""
         steps = performance.run.steps
-        if performance.end is End.DONE and not changes_nothing(steps):
-            return None
+        for step in filter(needs_rows, steps):
+            key = step.place, step.text
+            self._met[key] = self._met.get(key, False) or bool(step.rows)
         for row in wanted_rows(steps, self._stage.tables):
             richer = occasion.with_row(row)
             if richer is not None and await self._stage.accepts(richer.rows):
                 return richer
-        for step in updates_nothing(steps):
-            self._judge.note(f"the statement at {step.place} found no row to change: {SEED_HINT}")
         return None
 
-    def _told(self, performance: Performance) -> str:
+    def _failure(self, occasion: Occasion, performance: Performance) -> Failure:
         place = place_of_error(performance.raised, self._judge.root)
         told = f"{performance.error}" + (f" ({place})" if place else "")
-        if any(step.kind is Kind.CALL for step in performance.run.steps):
-            told += f"; {ANSWER_HINT}"
-        return told
+        return Failure(label=occasion.label, told=told, advice=advise(performance))
+
+
+def _only_looks(performance: Performance) -> bool:
+    """Whether the run neither sent anything nor tried to change a row."""
+    run = performance.run
+    return not any(call.is_write for call in run.calls) and not any(map(writes, run.steps))
 
 
 def _is_by_choice(performance: Performance) -> bool:

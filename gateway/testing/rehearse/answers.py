@@ -1,71 +1,83 @@
 """What requests are answered with in a rehearsal: what the event tells, or what a sample does."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import orjson
 
-from gateway.samples import make_sample
+from gateway.errors import CommandFailed
+from gateway.testing.stripe_objects import READS, STRIPE, StripeObjects, told_object
 
-READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-STRIPE: Final = "api.stripe.com"
-STRIPE_KINDS: Final = {
-    "accounts": "account",
-    "charges": "charge",
-    "customers": "customer",
-    "disputes": "charge.dispute",
-    "invoices": "invoice",
-    "payment_intents": "payment_intent",
-    "payment_methods": "payment_method",
-    "payouts": "payout",
-    "prices": "price",
-    "products": "product",
-    "refunds": "refund",
-    "sessions": "checkout.session",
-    "setup_intents": "setup_intent",
-    "subscriptions": "customer.subscription",
-}
-"""Of the collections of Stripe's API, of what kind the objects are, as event types name it."""
+FIELDS: Final = frozenset({"method", "url", "status", "json"})
+FORM: Final = 'a JSON list of {"method": "POST", "url": "https://...*", "status": 200, "json": {}}'
+RANGES: Final = "expected a method such as POST, or *, and a status from 200 to 599"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenAnswer:
+    """What the user wants requests to be answered with."""
+
+    url: str
+    """In which `*` is any text."""
+    method: str = "*"
+    status: int = 200
+    json: Any = None
+
+    def fits(self, request: httpx.Request) -> bool:
+        """Whether it is the answer to this request."""
+        return self.method.upper() in (request.method, "*") and fits(request.url, self.url)
+
+
+def fits(url: httpx.URL, glob: str) -> bool:
+    """As `outgoing.answer` compares them."""
+    return str(url) == glob or fnmatchcase(str(url), glob)
+
+
+def load_answers(file: Path) -> list[GivenAnswer]:
+    """Raises CommandFailed for a file that cannot be read, or says something else."""
+    try:
+        found = orjson.loads(file.read_bytes())
+    except OSError as error:
+        raise CommandFailed(f"{file}: cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise CommandFailed(f"{file}: found no JSON: {error}; expected {FORM}") from error
+    if not isinstance(found, list):
+        raise CommandFailed(f"{file}: found {type(found).__name__}; expected {FORM}")
+    return [_read_answer(item, f"{file}: answer {n}") for n, item in enumerate(found, 1)]
+
+
+def _read_answer(item: Any, where: str) -> GivenAnswer:
+    if not isinstance(item, dict) or not isinstance(item.get("url"), str):
+        raise CommandFailed(f"{where}: found no url; expected {FORM}")
+    if unknown := item.keys() - FIELDS:
+        raise CommandFailed(f"{where}: found {', '.join(sorted(unknown))}; expected {FORM}")
+    method, status = item.get("method", "*"), item.get("status", 200)
+    if not isinstance(method, str) or type(status) is not int or not 200 <= status <= 599:
+        raise CommandFailed(f"{where}: found method {method!r} and status {status!r}; {RANGES}")
+    return GivenAnswer(url=item["url"], method=method, status=status, json=item.get("json", {}))
 
 
 class Answers:
     """The same question gets the same answer in every run."""
 
-    def __init__(self, now: datetime) -> None:
-        self._now = now
-        self._made: dict[str, Any] = {}
+    def __init__(self, now: datetime, given: Sequence[GivenAnswer] = ()) -> None:
+        self._given = given
+        self._stripe = StripeObjects(now)
+
+    def given(self, request: httpx.Request) -> GivenAnswer | None:
+        """What the user said; what was said last wins."""
+        return next((answer for answer in reversed(self._given) if answer.fits(request)), None)
 
     def answer(self, request: httpx.Request, payload: Any) -> Any:
-        """`payload` is that of the event."""
-        name = request.url.path.rstrip("/").rpartition("/")[2]
-        address = str(request.url.copy_with(query=None))
-        for node in _objects(payload):
-            if node.get("url") == address or (name and str(node.get("id")) == name):
-                return node
+        """`payload` is that of the event, or several, the newest first."""
+        told = told_object(request, payload)
+        if told is not None:
+            return told
         if request.url.host == STRIPE:
-            return self._stripe(request, name)
+            return self._stripe.answer(request)
         return {} if request.method in READS else {"id": "rehearsal"}
-
-    def _stripe(self, request: httpx.Request, name: str) -> Any:
-        if name in STRIPE_KINDS and request.method in READS:
-            return {"object": "list", "url": request.url.path, "has_more": False, "data": []}
-        parts = request.url.path.split("/")
-        collection = next((part for part in reversed(parts) if part in STRIPE_KINDS), None)
-        if collection is None:
-            return {"id": "rehearsal"}
-        made_id = f"{collection}_rehearsal" if name in STRIPE_KINDS else name
-        if made_id not in self._made:
-            type = f"{STRIPE_KINDS[collection]}.updated"
-            event = orjson.loads(make_sample("stripe", type, now=self._now).body)
-            self._made[made_id] = event["data"]["object"] | {"id": made_id}
-        return self._made[made_id]
-
-
-def _objects(node: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(node, dict):
-        yield node
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for child in children:
-        yield from _objects(child)

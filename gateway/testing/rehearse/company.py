@@ -8,21 +8,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import CommandFailed
+from gateway.errors import CommandFailed, EngineFailed, StorageUnavailable
 from gateway.ledger.migrate import SchemaFile, read_schema
 from gateway.project import Project
 from gateway.registry import Subscription
 from gateway.routes import Route
+from gateway.run.policy import summary
 from gateway.samples import Recorded
+from gateway.testing.rehearse.answers import GivenAnswer
 from gateway.testing.rehearse.events import Occasion, find_occasions, make_job, takes
+from gateway.testing.rehearse.forgotten import noting_forgotten
 from gateway.testing.rehearse.guard import Guard, RehearsalLoop, guarding
 from gateway.testing.rehearse.mail import recorded_mail
+from gateway.testing.rehearse.redaction import without_secrets_in
 from gateway.testing.rehearse.rehearsal import Rehearsal
 from gateway.testing.rehearse.report import Report, Verdict
 from gateway.testing.rehearse.schedules import Schedules
+from gateway.testing.rehearse.signals import unwinding
 from gateway.testing.rehearse.stage import Stage
 from gateway.testing.throwaway import Throwaway
 
+REPORT_HINT: Final = "please report this with the handler: the others are not affected"
 RECORD_HINT: Final = "record one with `gateway show ID --save FILE` and pass --event FILE"
 
 
@@ -36,7 +42,11 @@ class Request:
     recorded: Mapping[str, Recorded]
     """By the file."""
     seeds: Sequence[Path] = ()
-    """SQL that puts rows there before each run."""
+    """SQL that puts rows there, after the schema."""
+    answers: Sequence[GivenAnswer] = ()
+    """Of `ctx.http` and `ctx.stripe`."""
+    reads: Sequence[str] = ()
+    """Globs of addresses at which any request only reads."""
     server_url: str | None = None
 
 
@@ -45,12 +55,13 @@ def rehearse(request: Request, on_report: Callable[[Report], None]) -> None:
     subscriptions = _chosen(request)
     schema: list[SchemaFile] = [*read_schema([*request.project.config.schema, *request.seeds])]
     with (
+        unwinding() as unwound,
         Throwaway(
             schema, server_url=request.server_url, engines=request.project.settings.engines
         ) as throwaway,
         asyncio.Runner(loop_factory=RehearsalLoop) as runner,
     ):
-        runner.run(_rehearse(request, subscriptions, throwaway, on_report))
+        unwound.run(runner, _rehearse(request, subscriptions, throwaway, on_report))
 
 
 async def _rehearse(
@@ -60,21 +71,28 @@ async def _rehearse(
     on_report: Callable[[Report], None],
 ) -> None:
     root, started_at = Path.cwd(), datetime.now(UTC)
-    async with _stage(request.project, throwaway, root, started_at) as (stage, guard):
+    async with _stage(request, throwaway, root, started_at) as (stage, guard):
         company = _Company(request, stage, guard, root, started_at)
         for subscription in subscriptions:
-            on_report(await company.rehearse(subscription))
+            on_report(without_secrets_in(await company.try_to_rehearse(subscription)))
 
 
 @asynccontextmanager
 async def _stage(
-    project: Project, throwaway: Throwaway, root: Path, started_at: datetime
+    request: Request, throwaway: Throwaway, root: Path, started_at: datetime
 ) -> AsyncIterator[tuple[Stage, Guard]]:
-    stage = Stage(throwaway, project, root, started_at)
+    stage = Stage(
+        throwaway,
+        request.project,
+        root,
+        started_at,
+        answers=request.answers,
+        reads=request.reads,
+    )
     try:
         await stage.fresh()
-        guard = Guard(root, stage.url)
-        with guarding(guard), recorded_mail():
+        guard = Guard(root)
+        with guarding(guard), recorded_mail(), noting_forgotten(root):
             yield stage, guard
     finally:
         await stage.close()
@@ -93,6 +111,22 @@ class _Company:
         self._started_at = started_at
         self._routes = {route.name: route for route in request.project.config.routes}
         self._published: list[Occasion] | None = None
+
+    async def try_to_rehearse(self, subscription: Subscription) -> Report:
+        """What goes wrong with one handler does not keep the others from being rehearsed."""
+        try:
+            return await self.rehearse(subscription)
+        except (StorageUnavailable, EngineFailed):
+            raise
+        except Exception as error:
+            await self._stage.renew()
+            return Report(
+                handler=subscription.handler,
+                route=subscription.route,
+                verdict=Verdict.FAILED,
+                reason=f"the rehearsal itself failed: {summary(error)}",
+                advice=REPORT_HINT,
+            )
 
     async def rehearse(self, subscription: Subscription) -> Report:
         route = self._routes[subscription.route]
@@ -156,13 +190,30 @@ def _chosen(request: Request) -> list[Subscription]:
         if not any(_takes(s, routes[s.route], item) for s in subscriptions):
             raise CommandFailed(f"{file}: no handler takes {item.type} of {item.provider}")
     if request.handlers:
-        return [s for s in subscriptions if any(_is_named(s, n) for n in request.handlers)]
+        named = [s for s in subscriptions if any(_is_named(s, n) for n in request.handlers)]
+        _check_taken(named, routes, request.recorded)
+        return named
     if request.recorded:
         recorded = request.recorded.values()
         return [
             s for s in subscriptions if any(_takes(s, routes[s.route], item) for item in recorded)
         ]
     return list(subscriptions)
+
+
+def _check_taken(
+    named: Sequence[Subscription], routes: Mapping[str, Route], recorded: Mapping[str, Recorded]
+) -> None:
+    """Raises CommandFailed where a handler and an event were both named, and one has no use for the
+    other: it would be tried on something else than what was asked for."""
+    names = ", ".join(dict.fromkeys(s.handler for s in named))
+    for file, item in recorded.items():
+        if not any(_takes(s, routes[s.route], item) for s in named):
+            raise CommandFailed(f"{file}: {item.type} of {item.provider} is not taken by {names}")
+    for s in named:
+        if recorded and not any(_takes(s, routes[s.route], item) for item in recorded.values()):
+            files = ", ".join(recorded)
+            raise CommandFailed(f"{s.handler} takes {' '.join(s.types)}, and none of {files}")
 
 
 def _is_named(subscription: Subscription, name: str) -> bool:

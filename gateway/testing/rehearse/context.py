@@ -1,5 +1,6 @@
 """The context of a rehearsed run: the real one, watched at every statement and call."""
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
@@ -13,11 +14,14 @@ from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.context import Context, Database
 from gateway.run.effects import Unknown
+from gateway.testing.rehearse.stand_ins import without_stand_ins
 from gateway.testing.rehearse.trace import Kind, Once, Run, inside
 
 T = TypeVar("T")
 
 _SAVEPOINT: Final = re.compile(r"(savepoint|rollback to|release) ")
+_TALLY: Final = re.compile(r"\b(?:exists|count)\s*\(", re.IGNORECASE)
+"""A row that only says that there is none."""
 _STATUS: Final = re.compile(r"[A-Z ]+?(?: \d+)? (\d+)")
 
 
@@ -37,7 +41,9 @@ class WatchedDatabase(Database):
 
     async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
         executemany = super().executemany
-        await self._watch(query, (), lambda: executemany(query, rows))
+        listed = [tuple(row) for row in rows]
+        first = listed[0] if listed else ()
+        await self._watch(query, first, lambda: executemany(query, listed), lambda _: None)
 
     async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
         fetch = super().fetch
@@ -49,7 +55,12 @@ class WatchedDatabase(Database):
 
     async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
         fetchval = super().fetchval
-        return await self._watch(query, args, lambda: fetchval(query, *args, column=column))
+        return await self._watch(
+            query,
+            args,
+            lambda: fetchval(query, *args, column=column),
+            lambda value: 0 if _TALLY.search(query) and not value else _count(value),
+        )
 
     async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
         run_own = super().run_own
@@ -70,14 +81,20 @@ class WatchedDatabase(Database):
             self._session = None
             self._sessions.give_back(session)
 
-    async def _watch(self, query: str, args: Sequence[Any], send: Callable[[], Awaitable[T]]) -> T:
+    async def _watch(
+        self,
+        query: str,
+        args: Sequence[Any],
+        send: Callable[[], Awaitable[T]],
+        count: Callable[[object], int | None] | None = None,
+    ) -> T:
         step = self._run.begin(Kind.STATEMENT, query, tuple(args))
         try:
             result = await send()
         except asyncpg.PostgresError as error:
             step.error = str(error)
             raise
-        step.rows = _count(result)
+        step.rows = (count or _count)(result)
         self._run.finish(step)
         await self._run.pause(step)
         return result
@@ -103,9 +120,15 @@ class WatchedContext(Context):
         unknown: Unknown = "retry",
         **kwargs: Any,
     ) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            result = func(*args, **kwargs)
+            return without_stand_ins(await result if inspect.isawaitable(result) else result)
+
         self._run.check()
+        if not callable(func):
+            return await super().once(name, func, unknown=unknown)
         with inside(Once(name=name, unknown=unknown)):
-            return await super().once(name, func, *args, unknown=unknown, **kwargs)
+            return await super().once(name, call, *args, unknown=unknown, **kwargs)
 
 
 def _count(result: object) -> int | None:

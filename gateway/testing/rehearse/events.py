@@ -31,6 +31,48 @@ MOST_MIXED_PAIRS: Final = 12
 FIRST: Final = frozenset({"created", "opened"})
 LAST: Final = frozenset({"deleted", "closed", "canceled", "expired", "voided", "completed"})
 
+REPEATED: Final = frozenset(
+    {
+        "issues.closed",
+        "pull_request.closed",
+        "workflow_run.completed",
+        "check_run.completed",
+        "check_suite.completed",
+        "star.created",
+        "star.deleted",
+    }
+)
+"""Of GitHub: what is closed is reopened, what has run is run again under the same id, and each star
+tells the number of all."""
+
+ONE_TIME: Final = frozenset(
+    {
+        "charge.captured",
+        "charge.failed",
+        "charge.succeeded",
+        "checkout.session.async_payment_failed",
+        "checkout.session.async_payment_succeeded",
+        "invoice.finalized",
+        "invoice.paid",
+        "invoice.payment_succeeded",
+        "payment_intent.succeeded",
+        "payment_method.attached",
+        "payout.failed",
+        "payout.paid",
+        "setup_intent.succeeded",
+    }
+)
+"""Of Stripe: what happens to an object once. Two events may tell of it, and never differently."""
+
+EITHER_OR: Final = (
+    frozenset({"charge.succeeded", "charge.failed"}),
+    frozenset({"checkout.session.completed", "checkout.session.expired"}),
+    frozenset({"checkout.session.async_payment_succeeded", "checkout.session.expired"}),
+    frozenset({"payment_intent.succeeded", "payment_intent.canceled"}),
+    frozenset({"setup_intent.succeeded", "setup_intent.canceled"}),
+)
+"""Ends of an object of which only one can come."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occasion:
@@ -94,6 +136,12 @@ class Pair:
 
     older: Occasion
     newer: Occasion
+
+    @property
+    def is_one_time(self) -> bool:
+        """Whether both tell of something that happens once: which of them is kept is all one, if
+        only it is not changed by the other."""
+        return self.older.envelope.type == self.newer.envelope.type in ONE_TIME
 
 
 def find_occasions(
@@ -164,6 +212,17 @@ def find_pairs(
     return [pair for pair in pairs if not _is_once(subscription, pair)]
 
 
+def without_pair(
+    subscription: Subscription, occasions: Sequence[Occasion], pairs: Sequence[Pair]
+) -> list[str]:
+    """The types that no pair has, where the order of two could matter."""
+    if subscription.once_per is not None:
+        return []
+    paired = {o.envelope.type for pair in pairs for o in (pair.older, pair.newer)}
+    types = dict.fromkeys(occasion.envelope.type for occasion in occasions)
+    return [type for type in types if type not in paired]
+
+
 def without_sample(subscription: Subscription, occasions: Sequence[Occasion]) -> list[str]:
     """The types that the handler names and on which it is not tried."""
     tried = {occasion.envelope.type for occasion in occasions}
@@ -193,6 +252,10 @@ def _can_follow(type: str, next_type: str) -> bool:
 
     An object is created once and deleted once: the other way round ends differently with reason.
     """
+    if type == next_type and type in REPEATED:
+        return True
+    if {type, next_type} in EITHER_OR:
+        return False
     stage, next_stage = _stage(type), _stage(next_type)
     return stage <= next_stage if stage == 1 else stage < next_stage
 

@@ -12,7 +12,7 @@ from gateway.testing.places import is_users
 from gateway.testing.rehearse.guard import Escape
 from gateway.testing.rehearse.stage import End, Performance
 from gateway.testing.rehearse.tables import JOBS, Difference
-from gateway.testing.rehearse.trace import ExternalCall, Kind, Step, source_line
+from gateway.testing.rehearse.trace import ExternalCall, Forgotten, Kind, Step, source_line
 
 
 class Fault(StrEnum):
@@ -26,6 +26,7 @@ class Fault(StrEnum):
     RACE = "race"
     ORDER = "order"
     ESCAPE = "escape"
+    FORGOTTEN = "forgotten"
 
 
 ADVICE: Final = {
@@ -44,6 +45,18 @@ ADVICE: Final = {
     "object's updated_at), so that older state never overwrites newer",
     Fault.ESCAPE: "refused: a rehearsal can follow only what goes through ctx.http, ctx.stripe, "
     "smtplib, ctx.db or a @resource",
+    Fault.FORGOTTEN: "nothing of it happens, and nothing fails: put `await` before it",
+}
+FIRST_WINS_ADVICE: Final = (
+    "the first to arrive wins, and what comes later is lost: use ctx.upsert with a version= "
+    "(event.occurred_at, or the object's updated_at), so that the newest state stays"
+)
+JOBS_ADVICE: Final = {
+    Fault.ADDED: "a second run publishes it again: give ctx.publish a key= from the event, or none "
+    "at all, which makes it one job per call and delivery",
+    Fault.ORDER: "of two jobs with one key the first to arrive wins: publish only what is the same "
+    "in both (an id, and let the job look up the rest), or put into key= what tells them apart "
+    "(event.id)",
 }
 TOMBSTONE_ADVICE: Final = (
     "what was deleted cannot tell that older state comes too late: keep the row, marked as deleted "
@@ -100,13 +113,22 @@ class Situation:
 
 
 def of_table(
-    situation: Situation, fault: Fault, found: Difference, steps: Sequence[Step]
+    situation: Situation,
+    fault: Fault,
+    found: Difference,
+    steps: Sequence[Step],
+    *,
+    first_wins: bool = False,
 ) -> Finding:
     """Rows that differ."""
     step = _last_writer(steps, found.table)
     place = step.place if step else None
     advice = ADVICE[fault]
-    if fault is Fault.ORDER and fault_of(found) is not Fault.CHANGED:
+    if found.table == JOBS:
+        advice = JOBS_ADVICE.get(fault, advice)
+    elif first_wins:
+        advice = FIRST_WINS_ADVICE
+    elif fault is Fault.ORDER and fault_of(found) is not Fault.CHANGED:
         advice = TOMBSTONE_ADVICE
     return Finding(
         fault=fault,
@@ -116,7 +138,7 @@ def of_table(
         place=place,
         source=source_line(situation.root, place),
         advice=advice,
-        statement=" ".join(step.text.split()) if step else None,
+        statement=_shown(step) if step else None,
         difference=found,
     )
 
@@ -177,6 +199,25 @@ def of_escape(situation: Situation, escape: Escape) -> Finding:
     )
 
 
+def of_forgotten(situation: Situation, forgotten: Forgotten) -> Finding:
+    """A coroutine that nobody awaited."""
+    return Finding(
+        fault=Fault.FORGOTTEN,
+        schedule=situation.schedule,
+        event=situation.event,
+        subject=f"{forgotten.name}(...) is never awaited",
+        place=forgotten.place,
+        source=source_line(situation.root, forgotten.place),
+        advice=ADVICE[Fault.FORGOTTEN],
+    )
+
+
+def writes(step: Step) -> bool:
+    """Whether it is a statement that is there to change something."""
+    text = _LOCK.sub("", step.text)
+    return step.kind is Kind.STATEMENT and _WRITE.search(text) is not None
+
+
 def fault_of(difference: Difference) -> Fault:
     """What a second run did to the rows of a table."""
     if any(change.before and change.after for change in difference.changes):
@@ -197,11 +238,18 @@ def place_of_error(error: BaseException | None, root: Path) -> str | None:
 def _last_writer(steps: Iterable[Step], table: str) -> Step | None:
     """The last statement that writes and names the table; else the last that writes."""
     statements = [step for step in steps if step.kind is Kind.STATEMENT]
-    writers = [step for step in statements if _WRITE.search(step.text)] or statements
-    name = r"gateway\.processed_events" if table == JOBS else re.escape(table.rpartition(".")[2])
+    writers = [step for step in statements if writes(step)] or statements
+    name = re.escape(_LEDGER) if table == JOBS else re.escape(table.rpartition(".")[2])
     pattern = re.compile(rf"(?<!\w){name}(?!\w)", re.IGNORECASE)
     naming = [step for step in writers if pattern.search(step.text)]
     return next(reversed(naming or writers), None)
 
 
+def _shown(step: Step) -> str | None:
+    """The SQL, unless it is our own."""
+    return None if _LEDGER in step.text else " ".join(step.text.split())
+
+
+_LEDGER: Final = "gateway.processed_events"
+_LOCK: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b", re.IGNORECASE)
 _WRITE: Final = re.compile(r"\b(insert|update|delete|merge|truncate|call)\b", re.IGNORECASE)

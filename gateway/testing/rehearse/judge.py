@@ -18,7 +18,7 @@ from gateway.testing.rehearse.findings import (
 )
 from gateway.testing.rehearse.schedules import Trial
 from gateway.testing.rehearse.stage import End
-from gateway.testing.rehearse.tables import Masks, Table, compare
+from gateway.testing.rehearse.tables import Difference, Masks, Table, compare, masked
 from gateway.testing.rehearse.trace import ExternalCall, Step
 
 Grouping = Callable[[ExternalCall], str]
@@ -39,15 +39,15 @@ class Judge:
 
     root: Path
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def add(self, finding: Finding) -> None:
         """What was found first was found by the shorter schedule."""
         self.findings.setdefault(finding.key, finding)
 
-    def note(self, text: str) -> None:
-        """Something that is no finding."""
-        self.notes.setdefault(text)
+    def note(self, text: str, about: str | None = None) -> None:
+        """Something that is no finding; of what it is about, only once."""
+        self.notes.setdefault(about or text, text)
 
     def weigh(
         self,
@@ -56,14 +56,22 @@ class Judge:
         trial: Trial,
         event: str,
         fault: Fault | None = None,
+        *,
+        is_one_time: bool = False,
     ) -> None:
         """Adds whatever ends differently. `fault` is that of rows that do, where the schedule says
-        more of it than the rows."""
+        more of it than the rows. With `is_one_time`, the first of two events may win."""
         situation = Situation(schedule=trial.words, event=event, root=self.root)
         self._weigh_ends(standard, trial, situation, fault)
         steps = list(_steps(trial))
         for found in compare(tables, standard.trial.state, trial.state, standard.masks):
-            self.add(of_table(situation, fault or fault_of(found), found, steps))
+            first_wins = _first_wins(standard, trial, found)
+            if not (first_wins and is_one_time):
+                self.add(
+                    of_table(
+                        situation, fault or fault_of(found), found, steps, first_wins=first_wins
+                    )
+                )
         self._weigh_calls(standard, trial, situation)
 
     def _weigh_ends(
@@ -80,7 +88,7 @@ class Judge:
             before = expected.get(group, [])
             if _told_apart(calls) <= _told_apart(before):
                 self._note_repeats(calls, before)
-            elif _told_apart(_unguarded(calls)) <= _told_apart(_unguarded(before)):
+            elif _told_apart(_unforgiven(calls, trial)) <= _told_apart(before):
                 self._note_unknown(calls)
             else:
                 self.add(of_calls(situation, calls, len(before)))
@@ -89,13 +97,24 @@ class Judge:
         last = calls[-1]
         if last.once is not None:
             advice = UNKNOWN_ADVICE.format(name=last.once.name)
-            self.note(f"{last.text} ({last.place}) {advice}")
+            self.note(f"{last.text} ({last.place}) {advice}", f"unknown {last.place}")
 
     def _note_repeats(self, calls: Sequence[ExternalCall], before: Sequence[ExternalCall]) -> None:
         last = calls[-1]
         if last.is_repeatable and last.key is None and len(calls) > len(before):
             method = last.text.partition(" ")[0]
-            self.note(f"{last.text} ({last.place}) {REPEATED_ADVICE.format(method=method)}")
+            advice = REPEATED_ADVICE.format(method=method)
+            self.note(f"{last.text} ({last.place}) {advice}", f"{method} {last.place}")
+
+
+def _first_wins(standard: Standard, trial: Trial, found: Difference) -> bool:
+    """Whether in either order each row that differs was left as the first event made it."""
+    in_order, in_reverse = standard.trial.first_state, trial.first_state
+    if in_order is None or in_reverse is None:
+        return False
+    mask = standard.masks.get(found.table, frozenset())
+    older, newer = (masked(state[found.table], mask) for state in (in_order, in_reverse))
+    return all(change.before in older and change.after in newer for change in found.changes)
 
 
 def choose_grouping(one: Trial, other: Trial) -> Grouping:
@@ -139,5 +158,16 @@ def _told_apart(calls: Sequence[ExternalCall]) -> int:
     return len(keys) + len(repeats) + sum(not call.is_repeatable for call in others)
 
 
-def _unguarded(calls: Sequence[ExternalCall]) -> list[ExternalCall]:
-    return [call for call in calls if call.once is None]
+def _unforgiven(calls: Sequence[ExternalCall], trial: Trial) -> list[ExternalCall]:
+    """Without those of a run that was killed during their `ctx.once`, where a later run said them
+    again under its name: whether they had arrived could not be known."""
+    killed = [p.run for p in trial.performances if p.end is End.KILLED and p.run.steps]
+    others = [p.run for p in trial.performances if p.end is not End.KILLED]
+    again = {call.once for run in others for call in run.calls}
+    forgiven = [
+        call
+        for run in killed
+        for call in run.calls
+        if call.once is not None and call.once == run.steps[-1].once and call.once in again
+    ]
+    return [call for call in calls if not any(call is other for other in forgiven)]

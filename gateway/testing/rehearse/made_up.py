@@ -5,7 +5,7 @@ nothing could be said of it.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,14 +13,28 @@ from gateway.run.upsert import quote
 from gateway.testing.rehearse.tables import Column, Table
 from gateway.testing.rehearse.trace import Kind, Step
 
-_TARGET: Final = re.compile(
-    r'\b(?:update|from|into)\s+(?:only\s+)?((?:"?\w+"?\.)?"?\w+"?)', re.IGNORECASE
+_NOISE: Final = re.compile(
+    r"--[^\n]*|/\*.*?\*/|\b(?:for(?:\s+no\s+key)?|do)\s+update\b", re.IGNORECASE | re.DOTALL
 )
-_UPDATES: Final = re.compile(r"\s*update\b", re.IGNORECASE)
-_CHANGES: Final = re.compile(r"\s*(?:update|delete)\b", re.IGNORECASE)
-_LOOKS: Final = re.compile(r"\s*(?:select|update|delete)\b", re.IGNORECASE)
-_WHERE: Final = re.compile(r"\bwhere\b(.*)", re.IGNORECASE | re.DOTALL)
-_EQUAL: Final = re.compile(r'(?<![\w."])(?:\w+\.)?"?(\w+)"?\s*=\s*\$(\d+)')
+_TARGET: Final = re.compile(
+    r'(?:\b(?:update|from|join|using)\s|,)\s*(?:only\s+|lateral\s+)?((?:"?\w+"?\.)?"?\w+"?)'
+    r'(?:\s+(?:as\s+)?"?(?!(?:set|where|on|using|from|join|left|inner|cross|returning|order|group|limit'
+    r'|for|union|natural|full|right)\b)(\w+)"?)?',
+    re.IGNORECASE,
+)
+_CHANGES: Final = re.compile(r"\b(?:update|delete)\b", re.IGNORECASE)
+_LOOKS: Final = re.compile(r"\b(?:select|update|delete)\b", re.IGNORECASE)
+_NEEDS: Final = re.compile(r"\b(?:select|update)\b", re.IGNORECASE)
+_COLUMN: Final = r'(?:"?(\w+)"?\.)?"?(\w+)"?'
+_LITERAL: Final = r"\d+|'(?:[^']|'')*'|true\b|false\b"
+_EQUAL: Final = re.compile(
+    rf'(?<![\w."]){_COLUMN}\s*(?:[<>]?=\s*(?:any\s*\(\s*)?|\bin\s*\(\s*)(?:\$(\d+)|({_LITERAL}))',
+    re.IGNORECASE,
+)
+_JOINED: Final = re.compile(rf'(?<![\w."]){_COLUMN}\s*=\s*{_COLUMN}(?![\w."(])')
+_UNSET: Final = re.compile(r"\bset\b.*?(?=\bfrom\b|\bwhere\b|$)", re.IGNORECASE | re.DOTALL)
+"""What an update sets tells nothing of the row that it looks for."""
+
 _FILLERS: Final = {"N": "0", "S": "''", "B": "false", "D": "'2000-01-01'", "T": "'0'", "A": "'{}'"}
 """By the category of the type."""
 
@@ -42,35 +56,80 @@ class MadeUp:
     arguments: tuple[Any, ...]
 
 
-def changes_nothing(steps: Iterable[Step]) -> list[Step]:
-    """The statements that were to change rows and found none."""
-    return [s for s in _in_vain(steps) if _CHANGES.match(s.text)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a column is to hold: SQL, or an argument."""
+
+    sql: str | None = None
+    argument: Any = None
 
 
-def updates_nothing(steps: Iterable[Step]) -> list[Step]:
-    """Those of them that make no sense without a row. To delete what is not there does."""
-    return [s for s in _in_vain(steps) if _UPDATES.match(s.text)]
+def needs_rows(step: Step) -> bool:
+    """Whether nothing can be said of the statement without a row. To delete what is not there
+    does make sense."""
+    is_statement = step.kind is Kind.STATEMENT and step.rows is not None
+    return is_statement and _NEEDS.search(_plain(step)) is not None
 
 
 def wanted_rows(steps: Iterable[Step], tables: Sequence[Table]) -> Iterator[MadeUp]:
-    """A row for each statement that found none, where the statement tells its key."""
+    """Rows for each statement that found none: one in each table in which it looked."""
     seen: set[str] = set()
-    for step in _in_vain(steps):
-        target, where = _TARGET.search(step.text), _WHERE.search(step.text)
-        table = _find(tables, target[1]) if target else None
-        if table is None or where is None or table.label in seen:
-            continue
-        values = {name: step.arguments[int(n) - 1] for name, n in _EQUAL.findall(where[1])}
-        known = {c.name: values[c.name] for c in table.columns if c.name in values}
-        if known:
-            seen.add(table.label)
-            yield _make_up(table, known)
-
-
-def _in_vain(steps: Iterable[Step]) -> Iterator[Step]:
     for step in steps:
-        if step.kind is Kind.STATEMENT and step.rows == 0 and _LOOKS.match(step.text):
-            yield step
+        if not _is_in_vain(step):
+            continue
+        plain = _plain(step)
+        for name, alias in _TARGET.findall(plain):
+            table = _find(tables, name)
+            if table is not None and table.label not in seen:
+                seen.add(table.label)
+                yield _make_up(table, dict(_known(table, alias, plain, step.arguments)))
+
+
+def _known(
+    table: Table, alias: str, plain: str, arguments: Sequence[Any]
+) -> Iterator[tuple[str, Given]]:
+    """What the statement tells of the columns of a row that it looks for."""
+    columns = {column.name: column for column in table.columns}
+    own = {"", table.name, alias}
+    looked = _UNSET.sub(" ", plain)
+    given = dict(_given(looked, arguments))
+    for left, one, right, other in _JOINED.findall(looked):
+        for side, partner in (((left, one), (right, other)), ((right, other), (left, one))):
+            if side[0] in own and side[1] in columns:
+                column = columns[side[1]]
+                yield column.name, given.get(partner) or Given(sql=_filler(column))
+    for (qualifier, name), value in given.items():
+        if qualifier in own and name in columns:
+            yield name, value
+
+
+def _given(looked: str, arguments: Sequence[Any]) -> Iterator[tuple[tuple[str, str], Given]]:
+    """By qualifier and name of a column: what it is compared with."""
+    for qualifier, name, number, literal in _EQUAL.findall(looked):
+        if literal:
+            yield (qualifier, name), Given(sql=literal)
+        elif int(number) <= len(arguments):
+            yield (qualifier, name), Given(argument=_first(arguments[int(number) - 1]))
+
+
+def _first(argument: Any) -> Any:
+    """Of a list that is compared with `any`, one value."""
+    return argument[0] if isinstance(argument, list | tuple) and argument else argument
+
+
+def _is_in_vain(step: Step) -> bool:
+    """Whether it looked for rows and found none. Of `executemany`, and of a `with` whose
+    parts change rows, no count tells."""
+    if step.kind is not Kind.STATEMENT or step.error is not None:
+        return False
+    plain = _plain(step)
+    is_untold = step.rows is None or plain.lower().startswith("with")
+    is_hidden = is_untold and _CHANGES.search(plain) is not None
+    return (step.rows == 0 or is_hidden) and _LOOKS.search(plain) is not None
+
+
+def _plain(step: Step) -> str:
+    return _NOISE.sub(" ", step.text).strip()
 
 
 def _find(tables: Sequence[Table], name: str) -> Table | None:
@@ -78,21 +137,25 @@ def _find(tables: Sequence[Table], name: str) -> Table | None:
     return next((t for t in tables if plain in (t.label, t.name, f"{t.schema}.{t.name}")), None)
 
 
-def _make_up(table: Table, known: dict[str, Any]) -> MadeUp:
+def _make_up(table: Table, known: Mapping[str, Given]) -> MadeUp:
     names, places, arguments = [], [], []
     for column in table.columns:
         if column.name in known:
-            arguments.append(known[column.name])
-            places.append(f"${len(arguments)}")
+            given = known[column.name]
+            if given.sql is None:
+                arguments.append(given.argument)
+            places.append(given.sql or f"${len(arguments)}")
         elif column.is_required and column.default is None and not column.is_computed:
             places.append(_filler(column))
         else:
             continue
         names.append(quote(column.name))
-    sql = (
-        f"insert into {table.source} ({', '.join(names)}) overriding system value"  # noqa: S608
-        f" values ({', '.join(places)})"
-    )
+    sql = f"insert into {table.source} default values"
+    if names:
+        sql = (
+            f"insert into {table.source} ({', '.join(names)}) overriding system value"  # noqa: S608
+            f" values ({', '.join(places)})"
+        )
     return MadeUp(table=table.label, sql=sql, arguments=tuple(arguments))
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.registry import Subscription
-from gateway.testing.rehearse.acquaintance import Acquaintance, Known
+from gateway.testing.rehearse.acquaintance import Acquaintance, Failure, Known
 from gateway.testing.rehearse.events import (
     MOST_EVENTS,
     Occasion,
     Pair,
     evenly,
     find_pairs,
+    without_pair,
     without_sample,
 )
 from gateway.testing.rehearse.findings import Fault, Situation, of_escape
@@ -72,6 +73,9 @@ class Rehearsal:
         if self._left_out:
             self._judge.note(f"{self._left_out} schedules were left out after {BUDGET_S:g} s")
         self._add_escapes(chosen)
+        if idle := _idle_types(known):
+            types = ", ".join(idle)
+            self._judge.note(f"wrote nothing and sent nothing on {types}: nothing was tried there")
         return self._report(chosen, known)
 
     def _chosen(self, occasions: Sequence[Occasion]) -> list[Occasion]:
@@ -115,14 +119,22 @@ class Rehearsal:
         masks = merge(item.standard.masks for item in known)
         is_volatile = any(item.standard.group is by_place for item in known)
         occasions = [item.occasion for item in known]
-        for pair in find_pairs(self._subscription, occasions, self._started_at):
+        pairs = find_pairs(self._subscription, occasions, self._started_at)
+        self._note_order(known, pairs)
+        for pair in pairs:
             trial = await self._in_order(pair)
             if trial is not None:
                 group = by_place if is_volatile else by_text
                 standard = Standard(trial=trial, masks=masks, group=group)
                 in_order = Known(occasion=pair.older, standard=standard)
                 attempt = partial(self._schedules.both, pair, is_reversed=True)
-                await self._try(in_order, Fault.ORDER, attempt)
+                await self._try(in_order, Fault.ORDER, attempt, is_one_time=pair.is_one_time)
+
+    def _note_order(self, known: Sequence[Known], pairs: Sequence[Pair]) -> None:
+        busy = [i.occasion for i in known if _end(i) is End.DONE and not i.is_idle]
+        if types := without_pair(self._subscription, busy, pairs):
+            told = ", ".join(types)
+            self._judge.note(f"order not tried on {told}: no later event of the object is there")
 
     async def _in_order(self, pair: Pair) -> Trial | None:
         """The reference of a pair; None where it does not come to an end, or there is no time."""
@@ -137,12 +149,21 @@ class Rehearsal:
         ends = {performance.end for performance in trial.last}
         return trial if ends <= {End.DONE, End.REJECTED} else None
 
-    async def _try(self, known: Known, fault: Fault | None, attempt: Attempt) -> None:
+    async def _try(
+        self,
+        known: Known,
+        fault: Fault | None,
+        attempt: Attempt,
+        *,
+        is_one_time: bool = False,
+    ) -> None:
         if self._is_over:
             self._left_out += 1
             return
         trial, label = await attempt(), known.occasion.label
-        self._judge.weigh(self._stage.tables, known.standard, trial, label, fault)
+        self._judge.weigh(
+            self._stage.tables, known.standard, trial, label, fault, is_one_time=is_one_time
+        )
 
     @property
     def _is_over(self) -> bool:
@@ -156,22 +177,51 @@ class Rehearsal:
     def _report(self, occasions: Sequence[Occasion], known: Sequence[Known]) -> Report:
         findings = tuple(self._judge.findings.values())
         failures = self._acquaintance.failures
-        verdict, reason = Verdict.SAFE, None
+        told = _told(failures)
+        verdict, reason, advice = Verdict.SAFE, None, None
         if findings:
             verdict = Verdict.UNSAFE
         elif not known:
-            verdict, reason, failures = Verdict.FAILED, failures[0], failures[1:]
+            verdict, reason, advice = Verdict.FAILED, told.pop(0), failures[0].advice
+        elif _is_idle(known):
+            verdict = Verdict.IDLE
         return Report(
             handler=self._subscription.handler,
             route=self._subscription.route,
             verdict=verdict,
             reason=reason,
+            advice=advice,
             events=tuple(item.label for item in occasions),
             schedules=self._schedules.count,
             findings=findings,
-            notes=(*failures, *self._judge.notes),
+            notes=(*told, *self._judge.notes.values()),
             seconds=time.monotonic() - self._began,
         )
+
+
+def _told(failures: Sequence[Failure]) -> list[str]:
+    """Each way to fail once, with all the events on which it is seen."""
+    labels: dict[str, list[str]] = {}
+    for failure in failures:
+        labels.setdefault(failure.told, []).append(failure.label)
+    return [f"fails on {', '.join(on)}: {told}" for told, on in labels.items()]
+
+
+def _idle_types(known: Sequence[Known]) -> list[str]:
+    """The types on which the handler did nothing, also not with rows that were made up."""
+    types = dict.fromkeys(item.occasion.envelope.type for item in known if item.is_idle)
+    busy = {item.occasion.envelope.type for item in known if not item.is_idle}
+    return [type for type in types if type not in busy]
+
+
+def _is_idle(known: Sequence[Known]) -> bool:
+    """Whether the handler returned at least once, and never having done anything."""
+    returned = [item for item in known if _end(item) is End.DONE]
+    return bool(returned) and all(item.is_idle for item in returned)
+
+
+def _end(known: Known) -> End:
+    return known.standard.trial.performances[0].end
 
 
 def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:

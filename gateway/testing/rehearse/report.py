@@ -11,6 +11,8 @@ class Verdict(StrEnum):
     """Whether a handler's body stands to be run twice."""
 
     SAFE = "safe"
+    IDLE = "idle"
+    """It did nothing on any event, so nothing can be said of it."""
     UNSAFE = "unsafe"
     FAILED = "failed"
     SKIPPED = "not rehearsed"
@@ -25,6 +27,8 @@ class Report:
     verdict: Verdict
     reason: str | None = None
     """Why it failed, or was not rehearsed."""
+    advice: str | None = None
+    """What helps one that failed."""
     events: tuple[str, ...] = ()
     schedules: int = 0
     findings: tuple[Finding, ...] = ()
@@ -38,6 +42,7 @@ class Report:
             "route": self.route,
             "verdict": self.verdict.replace(" ", "_"),
             "reason": self.reason,
+            "advice": self.advice,
             "events": list(self.events),
             "schedules": self.schedules,
             "seconds": round(self.seconds, 2),

@@ -9,9 +9,10 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.ledger.claims import Claimer
-from gateway.ledger.connection import Connection, Pool, connect, open_pool, users_search_path
-from gateway.ledger.sessions import Sessions
+from gateway.ledger.connection import Connection, Pool, connect, users_search_path
+from gateway.ledger.sessions import Session, Sessions
 from gateway.run.upsert import quote
+from gateway.testing.rehearse.guard import ours
 from gateway.testing.rehearse.made_up import MadeUp
 from gateway.testing.rehearse.tables import State, Table, compare, read_catalogue, read_state
 from gateway.testing.throwaway import Throwaway
@@ -101,6 +102,14 @@ class Scene:
         return sql
 
 
+class _WorkSessions(Sessions):
+    """Handlers cause these connections, and yet they are the gateway's own."""
+
+    async def take(self) -> Session:
+        with ours():
+            return await super().take()
+
+
 async def build_scene(throwaway: Throwaway, started_at: datetime) -> Scene:
     """A database as the schema makes it."""
     url = await throwaway.clone()
@@ -113,13 +122,16 @@ async def build_scene(throwaway: Throwaway, started_at: datetime) -> Scene:
     return Scene(
         url=url,
         control=control,
-        ledger=await open_pool(
+        ledger=await asyncpg.create_pool(
             url,
-            name="gateway rehearse ledger",
-            size=LEDGER_CONNECTIONS,
-            command_timeout_s=LONGEST_S,
+            min_size=0,
+            max_size=LEDGER_CONNECTIONS,
+            connect=_connect,
+            reset=_nothing_to_reset,
+            command_timeout=LONGEST_S,
+            server_settings={"application_name": "gateway rehearse ledger"},
         ),
-        work=Sessions(
+        work=_WorkSessions(
             url, name="gateway rehearse handlers", search_path=await users_search_path(control)
         ),
         claimer=claimer,
@@ -134,6 +146,16 @@ async def _keep_filled(control: Connection, tables: Sequence[Table], pristine: S
     for n, table in enumerate(tables):
         if pristine[table.label]:
             await control.execute(f"create table gateway.kept_{n} as table {table.source}")
+
+
+async def _connect(*args: Any, **options: Any) -> Connection:
+    with ours():
+        connection: Connection = await asyncpg.connect(*args, **options)
+        return connection
+
+
+async def _nothing_to_reset(_: Connection) -> None:
+    """These connections run only our own statements."""
 
 
 def _nobody(_: Any) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.registry import Subscription
@@ -33,6 +33,8 @@ class Trial:
     last: tuple[Performance, ...]
     """The last run of each delivery, and of each of two at once."""
     state: State
+    first_state: State | None = None
+    """After the first of two events."""
 
 
 class Schedules:
@@ -88,20 +90,26 @@ class Schedules:
         await self._stage.fresh(pair.older.rows)
         occasions = [pair.newer, pair.older] if is_reversed else [pair.older, pair.newer]
         delivered = [await self._stage.deliver(o, self._subscription) for o in occasions]
+        newest_first = delivered if is_reversed else delivered[::-1]
         last: dict[int, Performance] = {}
-        performances = []
+        performances: list[Performance] = []
+        first_state = None
         for _ in range(ROUNDS):
             for item in delivered:
                 if item.delivery_id in last and last[item.delivery_id].end not in AGAIN:
                     continue
-                performance = await self._stage.perform(item)
+                arrived = {*last, item.delivery_id}
+                told = [d.event.payload for d in newest_first if d.delivery_id in arrived]
+                performance = await self._stage.perform(item, told=told)
                 performances.append(performance)
                 last[item.delivery_id] = performance
+                first_state = first_state or await self._stage.state()
         older, newer = pair.older.envelope.type, pair.newer.envelope.type
         words = "two events of one object, in order"
         if is_reversed:
             words = f"later event first: {newer}, then an older {older} of the same object"
-        return await self._trial(words, performances, list(last.values()))
+        trial = await self._trial(words, performances, list(last.values()))
+        return replace(trial, first_state=first_state)
 
     async def _deliver(self, occasion: Occasion, *, is_skewed: bool = False) -> Delivered:
         await self._stage.fresh(occasion.rows, is_skewed=is_skewed)

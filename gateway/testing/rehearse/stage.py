@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -20,9 +21,10 @@ from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.policy import summary
 from gateway.secrets import Secret
-from gateway.testing.rehearse.answers import Answers
+from gateway.testing.rehearse.answers import Answers, GivenAnswer
 from gateway.testing.rehearse.context import WatchedContext
 from gateway.testing.rehearse.events import AGE, Occasion
+from gateway.testing.rehearse.guard import ours
 from gateway.testing.rehearse.made_up import MadeUp
 from gateway.testing.rehearse.scene import LONGEST_S, Scene, build_scene
 from gateway.testing.rehearse.stand_ins import StandIn
@@ -88,13 +90,20 @@ class Stage:
     """Where runs take place."""
 
     def __init__(
-        self, throwaway: Throwaway, project: Project, root: Path, started_at: datetime
+        self,
+        throwaway: Throwaway,
+        project: Project,
+        root: Path,
+        started_at: datetime,
+        *,
+        answers: Sequence[GivenAnswer] = (),
+        reads: Sequence[str] = (),
     ) -> None:
         self._throwaway = throwaway
         self._project = project
         self._root = root
         self._started_at = started_at
-        wire = Wire(Answers(started_at - AGE))
+        wire = Wire(Answers(started_at - AGE, answers), reads)
         self._http = httpx.AsyncClient(transport=wire, trust_env=False)
         self._scene: Scene | None = None
         self._claims = 0
@@ -109,11 +118,18 @@ class Stage:
         moved on."""
         if self._scene is None or not await self._scene.is_swept():
             await self._strike()
-            self._scene = await build_scene(self._throwaway, self._started_at)
+            with ours():
+                self._scene = await build_scene(self._throwaway, self._started_at)
         await self._scene.fill(rows)
         if is_skewed:
             await self._scene.skew()
         self._claims = 0
+
+    async def renew(self) -> None:
+        """Gives up a database of which nothing is known any more."""
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await self._strike()
+        await self.fresh()
 
     async def accepts(self, rows: Sequence[MadeUp]) -> bool:
         """Whether such rows can be in the database as the schema makes it."""
@@ -127,7 +143,9 @@ class Stage:
         """Claims the event for the handler. What is claimed later was received later."""
         self._claims += 1
         received_at = self._started_at + timedelta(milliseconds=self._claims)
-        claimed = await self._here.claimer.claim(occasion.claim(subscription.handler, received_at))
+        claim = occasion.claim(subscription.handler, received_at)
+        with ours():
+            claimed = await self._here.claimer.claim(claim)
         return Delivered(
             delivery_id=claimed.delivery_ids[0],
             subscription=subscription,
@@ -138,10 +156,13 @@ class Stage:
         """One that is yet to be performed, with what stops it."""
         return Run(root=self._root, **stops)
 
-    async def perform(self, delivered: Delivered, run: Run | None = None) -> Performance:
-        """Runs the body once, under a new lease, and commits what it wrote."""
+    async def perform(
+        self, delivered: Delivered, run: Run | None = None, *, told: Sequence[Any] = ()
+    ) -> Performance:
+        """Runs the body once, under a new lease, and commits what it wrote. `told` are payloads
+        that are known by then, the newest first; else only the event's own is."""
         run = run or self.make_run()
-        run.payload = delivered.event.payload
+        run.told = list(told) or [delivered.event.payload]
         lease = Lease(
             delivery_id=delivered.delivery_id,
             token=await self._here.control.fetchval(_LEASE, delivered.delivery_id),
@@ -166,6 +187,11 @@ class Stage:
     async def state(self) -> State:
         """What is in the user's tables now."""
         return await self._here.state()
+
+    @property
+    def pristine(self) -> State:
+        """What the schema leaves in the user's tables."""
+        return self._here.pristine
 
     async def jobs(self, queue: str) -> list[tuple[str, str, Any]]:
         """What was published to a queue: id, type and payload of each job."""
@@ -211,8 +237,9 @@ class Stage:
     async def _strike(self) -> None:
         scene, self._scene = self._scene, None
         if scene is not None:
-            await scene.strike()
-            await self._throwaway.drop(scene.url)
+            with ours():
+                await scene.strike()
+                await self._throwaway.drop(scene.url)
 
 
 async def _raised_by(

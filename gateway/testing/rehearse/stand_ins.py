@@ -7,12 +7,14 @@ from typing import Any, Final, Self
 from gateway.testing.rehearse.trace import current_run
 
 HARMLESS: Final = re.compile(
-    r"_*(get|fetch|list|read|aread|find|search|retrieve|query|select|count|exists|is|has|lookup"
+    r"_*(?:(?:get|fetch|list|read|aread|find|search|retrieve|query|select|count|exists|is|has"
+    r"|lookup|parse|decode|iter|aiter)(?:_.*)?"
     r"|head|options|ping|connect|connection|session|client|acquire|release|begin|open|close|aclose"
-    r"|quit|login|cursor|with|build|make|raise|json|dict|to|as|model|parse|decode|items|keys|values"
-    r"|result|wait|iter|aiter)(_.*)?"
+    r"|quit|login|cursor|json|dict|items|keys|values|result|wait|raise_for_status|with_options"
+    r"|to_(?:dict|json|list|pydict|recursive_dict)|as_(?:dict|json|list)|model_dump(?:_json)?)"
 )
-"""Methods that by their name only ask, only prepare, or only read an answer."""
+"""Methods that by their name only ask, only prepare, or only read an answer. A word that is as
+good for a deed, `open` as in `open_ticket`, counts only where it stands alone."""
 
 WELL: Final[Mapping[str, object]] = {
     "status_code": 200,
@@ -32,6 +34,9 @@ class StandIn:
 
     def __init__(self, path: str) -> None:
         self._path = path
+
+    def __str__(self) -> str:
+        return self._path
 
     def __getattr__(self, name: str) -> "StandIn":
         if name.startswith("__"):
@@ -54,14 +59,18 @@ class StandIn:
 
 
 class Answer(str):
-    """What a call returns: a text that can be awaited, entered, asked and stored."""
+    """What a call returns, or a part of it: a text that can be awaited, entered, asked, stored."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return WELL.get(name, StandIn(f"{self}.{name}"))
+        return WELL.get(name, Answer(f"{self}.{name}"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "Answer":
+        _record(self, args, kwargs)
+        return self
 
     def __getitem__(self, key: Any) -> "Answer":
         return Answer(f"{self}.{key}")
@@ -86,6 +95,18 @@ class Answer(str):
         return StandIn(str(self))
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def without_stand_ins(value: Any) -> Any:
+    """The same with texts in the place of stand-ins, which `ctx.once` can keep."""
+    match value:
+        case StandIn():
+            return str(value)
+        case dict():
+            return {key: without_stand_ins(part) for key, part in value.items()}
+        case list() | tuple():
+            return [without_stand_ins(part) for part in value]
+    return value
 
 
 def _record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from gateway.testing.places import calling_place
 
-SECRET_NAME: Final = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|WEBHOOK", re.IGNORECASE)
+SECRET_NAME: Final = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|HOOK|DSN", re.IGNORECASE)
+_LOGIN: Final = re.compile(r"(?<=://)[^\s/@:]*:([^\s/@]+)(?=@)")
+"""User and password in an address."""
 SHORTEST_SECRET: Final = 8
 
 
@@ -51,7 +53,10 @@ class Step:
     rows: int | None = None
     """How many rows a statement found or changed, where it says so."""
     arguments: tuple[object, ...] = ()
+    """Of many executions, those of the first."""
     error: str | None = None
+    once: "Once | None" = None
+    """The `ctx.once` in which it happens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +84,29 @@ class ExternalCall:
     once: Once | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A coroutine that nobody awaited: nothing of what it was to do happens."""
+
+    name: str
+    place: str | None
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
     """One run of a handler's body."""
 
     root: Path
-    payload: Any = None
-    """Of the event: what it tells of an object is what a request for it is answered with."""
+    told: list[Any] = field(default_factory=list)
+    """The payloads that are known by now, the newest first: what they tell of an object is what a
+    request for it is answered with."""
     kill_at: Moment | None = None
     pause_after: int | None = None
     steps: list[Step] = field(default_factory=list)
     calls: list[ExternalCall] = field(default_factory=list)
+    invented: list[str] = field(default_factory=list)
+    """The requests whose answers were made up: nobody has said what they are answered with."""
+    forgotten: list[Forgotten] = field(default_factory=list)
     is_killed: bool = False
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,6 +120,7 @@ class Run:
             text=text,
             place=calling_place(self.root) or submitted_at(),
             arguments=arguments,
+            once=current_once(),
         )
         self.steps.append(step)
         self._reach(Moment(step=step.number, is_after=False))
@@ -156,6 +174,7 @@ class Run:
 
 _CURRENT: Final[ContextVar[Run | None]] = ContextVar("rehearsed run", default=None)
 _ONCE: Final[ContextVar[Once | None]] = ContextVar("ctx.once under way", default=None)
+_TASK: Final[ContextVar[str | None]] = ContextVar("where a task was begun", default=None)
 _THREAD: Final = threading.local()
 
 
@@ -199,19 +218,33 @@ def submitted(place: str | None) -> Iterator[None]:
         _THREAD.place = None
 
 
+def begin_task(place: str | None) -> None:
+    """Remembers where the task was begun to which the current context belongs."""
+    if place is not None:
+        _TASK.set(place)
+
+
 def submitted_at() -> str | None:
-    """Where the work of this thread was begun."""
+    """Where the work of this thread or task was begun."""
     place: str | None = getattr(_THREAD, "place", None)
-    return place
+    return place or _TASK.get()
 
 
 def without_secrets(text: str) -> str:
     """With the names of environment variables instead of what is secret in them: reports are read
     in the logs of builds."""
+    for secret, name in sorted(_secrets(), key=lambda found: -len(found[0])):
+        text = text.replace(secret, f"${name}")
+    return _LOGIN.sub("...", text)
+
+
+def _secrets() -> Iterator[tuple[str, str]]:
     for name, value in os.environ.items():
-        if len(value) >= SHORTEST_SECRET and SECRET_NAME.search(name):
-            text = text.replace(value, f"${name}")
-    return text
+        login = _LOGIN.search(value)
+        if len(value) >= SHORTEST_SECRET and (login or SECRET_NAME.search(name)):
+            yield value, name
+        if login and len(login[1]) >= SHORTEST_SECRET:
+            yield login[1], name
 
 
 def source_line(root: Path, place: str | None) -> str | None:

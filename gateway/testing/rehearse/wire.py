@@ -1,11 +1,13 @@
 """The requests of `ctx.http` and `ctx.stripe`: recorded, answered plausibly, never sent."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import httpx
 
-from gateway.testing.rehearse.answers import READS, Answers
+from gateway.testing.rehearse.answers import Answers, fits
 from gateway.testing.rehearse.trace import current_run
+from gateway.testing.stripe_objects import READS
 
 REPEATABLE: Final = frozenset({"PUT", "DELETE"})
 """https://www.rfc-editor.org/rfc/rfc9110#section-9.2.2"""
@@ -14,8 +16,9 @@ REPEATABLE: Final = frozenset({"PUT", "DELETE"})
 class Wire(httpx.AsyncBaseTransport):
     """Where the requests of rehearsed runs end."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, reads: Sequence[str] = ()) -> None:
         self._answers = answers
+        self._reads = reads
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
@@ -26,11 +29,18 @@ class Wire(httpx.AsyncBaseTransport):
         run.call(
             text,
             body.decode("utf-8", "replace"),
-            is_write=request.method not in READS,
+            is_write=not self._only_reads(request),
             is_repeatable=request.method in REPEATABLE,
             key=request.headers.get("idempotency-key"),
         )
-        return httpx.Response(200, json=self._answers.answer(request, run.payload))
+        given = self._answers.given(request)
+        if given is not None:
+            return httpx.Response(given.status, json=given.json)
+        run.invented.append(text)
+        return httpx.Response(200, json=self._answers.answer(request, run.told))
+
+    def _only_reads(self, request: httpx.Request) -> bool:
+        return request.method in READS or any(fits(request.url, glob) for glob in self._reads)
 
 
 def _shown(url: httpx.URL) -> str:

@@ -135,7 +135,7 @@ async def do_two_things_at_once(event: Event, ctx: Context) -> None:
             group.create_task(ctx.upsert("receipts", key=key, values={}))
 
 
-@handler("customer.updated")
+@handler("customer.created", "customer.updated")
 async def put_a_state(event: Event, ctx: Context) -> None:
     customer = event.payload["data"]["object"]
     await ctx.http.put(f"https://crm.example/{customer['id']}", json={"name": customer["name"]})
@@ -146,3 +146,46 @@ async def charge_by_stripe(event: Event, ctx: Context) -> None:
     """The writes of ctx.stripe carry a key by default."""
     intent = event.payload["data"]["object"]
     await ctx.stripe.v1.refunds.create_async({"payment_intent": intent["id"]})
+
+
+@handler("charge.succeeded")
+async def keep_what_happens_once(event: Event, ctx: Context) -> None:
+    """Of two events that tell of one charge, the first is as good as the second."""
+    charge = event.payload["data"]["object"]
+    await ctx.db.execute(
+        "insert into receipts (intent, amount) values ($1, $2) on conflict do nothing",
+        charge["id"],
+        charge["amount"],
+    )
+
+
+@handler("payment_intent.succeeded")
+async def publish_what_happens_once(event: Event, ctx: Context) -> None:
+    intent = event.payload["data"]["object"]
+    await ctx.publish("chores", {"amount": intent["amount"]}, key=intent["id"])
+
+
+@handler("customer.updated")
+async def refresh_whatever_comes(event: Event, ctx: Context) -> None:
+    """The answer is always the newest, whichever event comes last."""
+    customer_id = event.payload["data"]["object"]["id"]
+    answer = await ctx.http.get(f"https://api.example/customers/{customer_id}")
+    await ctx.upsert("customers", key={"id": customer_id}, values={"email": answer.json()["email"]})
+
+
+async def send(ctx: Context) -> list[str]:
+    sent = await ctx.resources.mailer.send("jenny@example.com", idempotency_key="k")
+    return [sent.message_id, ctx.resources.mailer.name]
+
+
+@handler("customer.updated")
+async def keep_an_id_of_a_resource(event: Event, ctx: Context) -> None:
+    [message_id, _] = await ctx.once("mail", send, ctx)
+    await ctx.upsert("receipts", key={"intent": message_id}, values={})
+
+
+@handler("payment_intent.succeeded", "charge.dispute.created")
+async def thank_for_much(event: Event, ctx: Context) -> None:
+    """The amount of no sample."""
+    if event.payload["data"]["object"]["amount"] > 10**9:
+        await ctx.http.post("https://mail.example/send")

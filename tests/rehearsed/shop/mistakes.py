@@ -1,6 +1,7 @@
 """What must be found."""
 
 import asyncio
+import os
 import urllib.request
 from collections.abc import AsyncIterator
 from email.message import EmailMessage
@@ -147,3 +148,80 @@ async def stumble(event: Event, ctx: Context) -> None:
 @handler("file.created")
 async def take_what_has_no_sample(event: Event, ctx: Context) -> None:
     raise AssertionError("nothing of this type is there to be run on")
+
+
+@handler("customer.updated")
+async def forget_to_await(event: Event, ctx: Context) -> None:
+    customer = event.payload["data"]["object"]
+    ctx.upsert("customers", key={"id": customer["id"]}, values={})  # type: ignore[unused-coroutine]
+
+
+@handler("customer.updated")
+async def let_the_first_one_win(event: Event, ctx: Context) -> None:
+    customer = event.payload["data"]["object"]
+    await ctx.db.execute(
+        "insert into customers (id, email) values ($1, $2) on conflict do nothing",
+        customer["id"],
+        customer["email"],
+    )
+
+
+@handler("customer.updated")
+async def publish_what_changes(event: Event, ctx: Context) -> None:
+    customer = event.payload["data"]["object"]
+    await ctx.publish("chores", {"email": customer["email"]}, key=customer["id"])
+
+
+@handler("payment_intent.succeeded")
+async def overwrite_what_happened_once(event: Event, ctx: Context) -> None:
+    intent = event.payload["data"]["object"]
+    await ctx.upsert("receipts", key={"intent": intent["id"]}, values={"amount": intent["amount"]})
+
+
+@handler("customer.updated")
+async def mail_behind_a_row(event: Event, ctx: Context) -> None:
+    customer = event.payload["data"]["object"]
+    row = await ctx.db.fetchrow("select * from accounts where customer = $1", customer["id"])
+    if row is None:
+        return
+    await ctx.http.post("https://mail.example/send")
+
+
+@handler("customer.updated")
+async def post_and_forget(event: Event, ctx: Context) -> None:
+    task = asyncio.create_task(ctx.http.post("https://mail.example/send"))
+    await ctx.db.fetchval("select pg_sleep(0.01)")
+    del task
+
+
+@handler("customer.updated")
+async def lack_a_column(event: Event, ctx: Context) -> None:
+    key, values = {"intent": event.id}, {"amount": 1}
+    await ctx.upsert("receipts", key=key, values=values, version=event.occurred_at)
+
+
+@handler("customer.updated")
+async def lack_an_index(event: Event, ctx: Context) -> None:
+    await ctx.db.execute("insert into seats values ($1) on conflict (subscription) do nothing", "s")
+
+
+@handler("customer.updated")
+async def lack_a_variable(event: Event, ctx: Context) -> None:
+    await ctx.http.get(os.environ["NO_SUCH_ADDRESS"])
+
+
+@handler("customer.updated")
+async def pass_a_text_for_a_number(event: Event, ctx: Context) -> None:
+    await ctx.db.execute("insert into receipts values ($1, $2)", event.id, "much")
+
+
+@handler("customer.updated", "customer.created")
+async def read_the_answer(event: Event, ctx: Context) -> None:
+    answer = await ctx.http.get("https://sms.example/messages/1")
+    await ctx.upsert("receipts", key={"intent": answer.json()["sid"]}, values={})
+
+
+@handler("customer.updated")
+async def ask_by_post(event: Event, ctx: Context) -> None:
+    await ctx.http.post("https://api.example/graphql", json={"query": "{ shop }"})
+    await ctx.upsert("receipts", key={"intent": event.id}, values={})

@@ -1,0 +1,92 @@
+"""Which event types a provider is known to send: a typing error would never be called."""
+
+import typing
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Final
+
+from gateway.errors import CommandFailed
+from gateway.project import Project
+from gateway.samples import sample_types
+from gateway.scaffold.github_actions import GITHUB_ACTIONS
+
+PROVIDERS: Final = {"stripe": "Stripe", "github": "GitHub"}
+ALIKE: Final = 0.7
+"""From 0 to 1. Below it, a suggestion is a guess."""
+MISTAKABLE: Final = 0.85
+"""Above it, one is probably the other with a typing error."""
+WILD: Final = frozenset("*?[")
+
+
+def check_known(provider: str, type: str, *, force: bool) -> None:
+    """Refuses a type of another provider; and one that nobody knows, unless it is forced."""
+    if is_known(provider, type):
+        return
+    for other, name in PROVIDERS.items():
+        if other != provider and is_known(other, type):
+            raise CommandFailed(f"type: found {type}, of {name}; expected one of {_name(provider)}")
+    if not force:
+        raise CommandFailed(
+            f"type: found {type}, which {_name(provider)} is not known to send; expected "
+            f"{_expected(provider, type)}, a recorded event of it with --event, or --force"
+        )
+
+
+def is_known(provider: str, type: str) -> bool:
+    """Whether the provider is known to send such events."""
+    if type in sample_types(provider):
+        return True
+    if provider == "stripe":
+        return type in _stripe_types()
+    event, _, action = type.partition(".")
+    actions = GITHUB_ACTIONS.get(event)
+    return actions is not None and (not actions or action in actions.split())
+
+
+def find_doubtful(project: Project) -> Iterator[str]:
+    """A line for each type that a handler takes and that is probably a typing error."""
+    providers = {route.name: route.provider.name for route in project.config.routes}
+    for item in project.registry.subscriptions:
+        provider = providers[item.route]
+        for type in item.types if provider in PROVIDERS else ():
+            if is_known(provider, type) or not WILD.isdisjoint(type):
+                continue
+            meant = suggest(provider, type, alike=MISTAKABLE)
+            if meant is not None:
+                yield (
+                    f"{item.handler} takes {type}, which {_name(provider)} is not known to send: "
+                    f"did you mean {meant}?"
+                )
+
+
+def suggest(provider: str, type: str, *, alike: float = ALIKE) -> str | None:
+    """The type that was probably meant."""
+    known = sorted({*sample_types(provider), *_all_types(provider)})
+    return next(iter(get_close_matches(type, known, n=1, cutoff=alike)), None)
+
+
+def _expected(provider: str, type: str) -> str:
+    meant = suggest(provider, type)
+    return f"one of its types (did you mean {meant}?)" if meant else "one of its types"
+
+
+def _name(provider: str) -> str:
+    return PROVIDERS.get(provider, provider)
+
+
+def _all_types(provider: str) -> frozenset[str]:
+    if provider == "stripe":
+        return _stripe_types()
+    return frozenset(
+        f"{event}.{action}" if action else event
+        for event, actions in GITHUB_ACTIONS.items()
+        for action in actions.split() or [""]
+    )
+
+
+def _stripe_types() -> frozenset[str]:
+    # Takes a third of a second to import, and few types need it.
+    from stripe import Event
+    from stripe.events._event_classes import _V2_EVENT_NOTIFICATION_CLASS_LOOKUP as THIN
+
+    return frozenset((*typing.get_args(Event.__annotations__["type"]), *THIN))
