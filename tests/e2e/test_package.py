@@ -25,7 +25,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
         capture_output=True,
     )
-    [wheel] = target.glob("webhook_gateway-*.whl")
+    [wheel] = target.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target / "site-packages")
     return target / "site-packages"
