@@ -1,7 +1,7 @@
 """Decides what a worker leases next: what the queue named, or what is oldest in the ledger."""
 
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -74,7 +74,7 @@ class Intake:
         wait_s = max(self._scan_at - time.monotonic(), 0.0)
         return min(wait_s, self._limited.wait_s) if free else wait_s
 
-    async def take(self, room: int, free: int) -> AsyncIterator[list[Lease]]:
+    async def take(self, room: int, free: int) -> AsyncGenerator[list[Lease], None]:
         """Leases at most `room` deliveries, of which `free` can start at once; in pieces, so that
         what was leased is not lost where the next piece fails."""
         self._limited_first = not self._limited_first  # neither kind starves the other

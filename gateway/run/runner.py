@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Final
 
@@ -57,6 +58,9 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._taking = True
+        self._is_idle = asyncio.Event()
+        """Set while no lease is being asked for."""
+        self._is_idle.set()
         self._hurry = asyncio.Event()
 
     def hint(self, delivery_ids: Iterable[int]) -> None:
@@ -134,13 +138,23 @@ class Runner:
         if self._room <= 0:  # the pace has fallen
             return
         try:
-            async for leases in self._intake.take(self._room, self._free):
-                self._accept(leases)
+            await self._take_pieces()
         except TROUBLE as error:
             log.warning("ledger_unreachable", error=describe(error))
             self._intake.ease()
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
+
+    async def _take_pieces(self) -> None:
+        self._is_idle.clear()
+        try:
+            async with aclosing(self._intake.take(self._room, self._free)) as pieces:
+                async for leases in pieces:
+                    self._accept(leases)
+                    if not self._taking:
+                        return
+        finally:
+            self._is_idle.set()
 
     def _accept(self, leases: list[Lease]) -> None:
         if leases:
@@ -205,6 +219,8 @@ class Runner:
                 execution.lose()
 
     async def _all_finished(self) -> None:
+        """Also of what is being leased right now: it is ours, and has to be handed back."""
+        await self._is_idle.wait()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 

@@ -514,6 +514,27 @@ async def test_a_clock_that_is_set_back_delays_nothing(database_url: str, ledger
     assert await ledger.effects() == 3
 
 
+async def test_a_lease_that_is_on_its_way_at_a_shutdown_is_handed_back(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is committed, and its answer not here yet: nobody else could run it until it runs out."""
+    leased = asyncio.Event()
+
+    async def lease_slowly(*args: Any) -> list[Any]:
+        leases = await lease_due(*args)
+        if leases:
+            leased.set()
+            await asyncio.sleep(0.2)
+        return leases
+
+    monkeypatch.setattr("gateway.run.intake.lease_due", lease_slowly)
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(count)):
+        await leased.wait()
+    assert (await ledger.delivery())["status"] == "pending"
+    assert await ledger.outcomes() == ["released"]
+
+
 async def test_what_was_replayed_before_the_clock_was_set_back_does_not_wait_for_it(
     database_url: str, ledger: Reader
 ) -> None:
