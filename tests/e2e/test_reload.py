@@ -93,7 +93,7 @@ async def test_a_saved_handler_takes_effect_and_a_mistake_leaves_the_last_good_o
     reloading: Reloading,
 ) -> None:
     assert await reloading.notes(await reloading.send()) == ["count"]
-    told = await reloading.save(HANDLERS_FILE, noting("second"), told="reloaded")
+    told = await reloading.save(HANDLERS_FILE, noting("second"), told="  reloaded handlers/")
     assert re.search(r"reloaded handlers/effects\.py in \d+\.\d s", told)
     assert await reloading.notes(await reloading.send()) == ["second"]
 
@@ -109,7 +109,7 @@ async def test_a_saved_handler_takes_effect_and_a_mistake_leaves_the_last_good_o
     assert await reloading.notes(await reloading.send()) == ["second"]
 
     more = '@handler("customer.created")\nasync def more(event: Event, ctx: Context) -> None: ...\n'
-    await reloading.save(HANDLERS_FILE, noting("fourth") + more, told="reloaded")
+    await reloading.save(HANDLERS_FILE, noting("fourth") + more, told="  reloaded handlers/")
     assert await reloading.notes(await reloading.send("customer.created"), 2) == ["fourth"]
 
 
@@ -138,9 +138,9 @@ async def test_a_route_with_its_tables_takes_effect_and_bad_sql_stops_nothing(
     assert await reloading.notes(await reloading.send()) == ["count"]
 
     reloading.project.write("handlers/schema.sql", EXTRA)
-    told = await reloading.save("config/routes.yaml", ROUTES + SHOP_ROUTE, told="config/routes")
+    told = await reloading.save("config/routes.yaml", ROUTES + SHOP_ROUTE, told="goes on")
     assert "handlers.shop, which does not import" in told
-    told = await reloading.save("handlers/shop.py", SHOP, told="reloaded")
+    told = await reloading.save("handlers/shop.py", SHOP, told="  reloaded handlers/")
     assert "reloaded handlers/shop.py in" in told
     sent = reloading.project.run("send", "shop", "invoice.paid")
     assert sent.returncode == 0, sent.stderr
@@ -150,7 +150,9 @@ async def test_a_route_with_its_tables_takes_effect_and_bad_sql_stops_nothing(
 async def test_no_request_is_refused_and_no_delivery_lost_while_processes_change(
     reloading: Reloading,
 ) -> None:
-    saving = asyncio.create_task(reloading.save(HANDLERS_FILE, noting("second"), told="reloaded"))
+    saving = asyncio.create_task(
+        reloading.save(HANDLERS_FILE, noting("second"), told="  reloaded handlers/")
+    )
     sent = []
     while not saving.done():  # runs of a second and a half: some are under way when workers change
         sent.append(await reloading.send("slow.one"))

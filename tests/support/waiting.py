@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 
 
 async def until(
