@@ -88,7 +88,12 @@ class Execution:
             await self._once_per.reserve()
         except TROUBLE as error:
             return StorageUnavailable(describe(error))
-        except (AtIt, DoneBefore, HandlerSignal) as error:
+        except (
+            AtIt,
+            DoneBefore,
+            HandlerSignal,
+            ValueError,
+        ) as error:  # or a body no JSON
             return error
         return None
 

@@ -28,11 +28,12 @@ class OncePer:
         self._lease = lease
         self._path = path
         self._ledger = ledger
-        # Now: the handler may change the payload.
-        self._key = path.key(lease.event.payload)
+        self._key: str | None = None
+        """Read before the run: the handler may change the payload."""
 
     async def reserve(self) -> None:
         """Before a run. Raises DoneBefore or AtIt, or Reject where the event has no such key."""
+        self._key = self._path.key(self._lease.event.payload)
         if self._key is None:
             raise Reject(f'once_per="{self._path}": the payload has no such value')
         row = await self._ledger.fetchrow(QUERIES["reserve_once"], *self._arguments)

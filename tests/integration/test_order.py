@@ -398,3 +398,15 @@ async def test_an_event_without_the_once_per_key_is_a_dead_letter_that_says_why(
     assert (await ledger.delivery())["error"] == (
         'REJECTED: once_per="key": the payload has no such value'
     )
+
+
+async def test_a_body_that_cannot_be_read_is_that_deliverys_failure_and_no_others(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(_: Event, __: Context) -> None:
+        """Nothing."""
+
+    await claim_all(database_url, [make_claim("evt_1", body=b"{"), keyed("evt_2", "a")])
+    async with working(database_url, per_key(handler)):
+        await until(lambda: all_are(ledger, "dead", "done"))
+    assert await ledger.statuses() == {"dead": 1, "done": 1}
