@@ -40,7 +40,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "claims go in the order of their keys",
-        "gateway/ledger/queries.sql",
+        "gateway/ledger/sql/claims.sql",
         "    from input\n    order by route, event_id\n",
         "    from input\n",
         "tests/integration/test_state_machine.py::"
@@ -48,7 +48,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the same bytes under a fresh id are guarded against",
-        "gateway/ledger/queries.sql",
+        "gateway/ledger/sql/claims.sql",
         "case when replay is not null and replay_of is null then decode(digest, 'hex') end",
         "null::bytea",
         "tests/integration/test_claims.py::test_the_same_bytes_under_a_fresh_id_are_refused",
@@ -70,7 +70,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "tokens are random: a lease that a crash of Postgres forgot is no other's",
-        "gateway/ledger/queries.sql",
+        "gateway/ledger/sql/leases.sql",
         "    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),\n",
         "    set status = 'running', runs = d.runs + 1,"
         " lease_token = md5(d.id || ' ' || d.runs)::uuid,\n",
@@ -116,14 +116,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "retention spares unfinished work",
-        "gateway/ledger/queries.sql",
+        "gateway/ledger/sql/retention.sql",
         "    where unfinished is not true\n",
         "",
         "tests/integration/test_state_machine.py::test_retention_never_deletes_acknowledged_work",
     ),
     Safeguard(
         "a replay holds its event against a prune",
-        "gateway/ledger/queries.sql",
+        "gateway/ledger/sql/orders.sql",
         "    for key share of e\n",
         "",
         "tests/integration/test_retention.py::"
@@ -224,7 +224,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call needs the token of its lease",
-        "gateway/ledger/queries.sql",
+        "gateway/ledger/sql/effects.sql",
         "where id = $1 and lease_token = $2 for share",
         "where id = $1 for share",
         "tests/integration/test_flow_faults.py::test_a_run_without_its_lease_begins_nothing",

@@ -55,6 +55,8 @@ class Claim(NamedTuple):
     """For handlers whose deliveries take turns: by which key they do."""
     spooled: bool = False
     """Acknowledged before it was claimed: its bytes can be flagged, and no longer refused."""
+    not_before: datetime | None = None
+    """A job with a delay: when it may run at the earliest."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -321,6 +323,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "handlers": claim.handlers,
             "order_keys": claim.order_keys or None,
             "spooled": claim.spooled,
+            "not_before": claim.not_before,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]

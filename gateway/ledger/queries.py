@@ -1,4 +1,4 @@
-"""The named statements of queries.sql."""
+"""The named statements of sql/*.sql."""
 
 import re
 from collections.abc import Mapping
@@ -11,10 +11,12 @@ _BLOCK: Final = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTIL
 
 def read_queries() -> Mapping[str, str]:
     """Each statement by its name, without the semicolon that ends it."""
-    text = files("gateway.ledger").joinpath("queries.sql").read_text(encoding="utf-8")
+    folder = files("gateway.ledger").joinpath("sql")
+    texts = [file.read_text(encoding="utf-8") for file in folder.iterdir()]
     return MappingProxyType(
         {
             name: f"-- {name}\n{body.strip().removesuffix(';')}"
+            for text in texts
             for name, body in _BLOCK.findall(text)
         }
     )

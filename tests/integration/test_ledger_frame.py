@@ -43,7 +43,7 @@ def test_every_query_is_used_and_says_what_for() -> None:
     root = Path(gateway.__file__).parent
     source = "".join(file.read_text() for file in root.rglob("*.py"))
     assert {name for name in QUERIES if f'"{name}"' not in source} == set()
-    text = (root / "ledger" / "queries.sql").read_text()
+    text = "".join(file.read_text() for file in (root / "ledger" / "sql").iterdir())
     assert len(re.findall(r"^-- name: \w+\n-- \S", text, re.MULTILINE)) == len(QUERIES)
 
 

@@ -1,0 +1,74 @@
+-- name: claim
+-- Events and their deliveries in one statement; a key that is taken comes back as no row, and so do
+-- bytes that another event brought first (processed_events_guard), unless they are known to be flagged.
+-- In key order, so that two processes with crossed batches wait for each other and never in a circle.
+-- Deliveries are numbered in the order of arrival. One with an order key waits for its turn (advance).
+with input as materialized (
+    select c.*, b.body
+    from json_to_recordset($1::json) as c (
+        n bigint, route text, event_id text, provider text, type text, account text,
+        livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
+        headers jsonb, replay text, replay_of text, handlers json,
+        order_keys json, spooled boolean, not_before timestamptz)
+    join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
+), claimed as (
+    insert into gateway.processed_events
+        (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
+         headers, body, replay, guard, replay_of, spooled)
+    select route, event_id, provider, type, account, livemode, occurred_at, received_at,
+           decode(digest, 'hex'), headers, body, replay,
+           case when replay is not null and replay_of is null then decode(digest, 'hex') end,
+           replay_of, spooled
+    from input
+    order by route, event_id
+    on conflict do nothing
+    returning route, event_id
+), fanned as (
+    insert into gateway.deliveries (route, event_id, handler, order_key, not_before, due_at)
+    select c.route, c.event_id, h.handler, i.order_keys ->> h.handler, i.not_before,
+           case when i.order_keys ->> h.handler is not null then 'infinity'
+                when i.spooled then least(i.received_at, now())  -- before what came later
+                else greatest(i.not_before, now()) end
+    from claimed c
+    join input i using (route, event_id)
+    cross join json_array_elements_text(i.handlers) as h (handler)
+    order by i.n, h.handler
+    returning id, route, event_id, due_at <= now() as is_due
+)
+select route, event_id, coalesce(array_agg(id) filter (where id is not null), '{}') as delivery_ids,
+       coalesce(array_agg(id) filter (where is_due), '{}') as due_ids
+from (  -- one pass: as a join, the planner compares every event with every delivery
+    select route, event_id, null::bigint as id, false as is_due from claimed
+    union all
+    select route, event_id, id, is_due from fanned
+) as outcome
+group by route, event_id;
+
+-- name: find_claims
+-- Why a key was not claimed: it is there already, or another event brought the same bytes first.
+select mine.digest, first.event_id as first_event_id, first.replay as first_replay
+from unnest($1::text[], $2::text[], $3::bytea[]) with ordinality as i (route, event_id, digest, n)
+left join gateway.processed_events mine on mine.route = i.route and mine.event_id = i.event_id
+left join gateway.processed_events first
+       on first.route = i.route and first.guard = i.digest and first.event_id <> i.event_id
+order by i.n;
+
+-- name: publish
+-- A job in the handler's own transaction: an event with its deliveries, unless the key is taken.
+with claimed as (
+    insert into gateway.processed_events
+        (route, event_id, provider, type, occurred_at, received_at, digest, headers, body)
+    values ($1, $2, 'publish', $3, $4, $4, $5, '{}', $6)
+    on conflict do nothing
+    returning route, event_id
+), fanned as (
+    insert into gateway.deliveries (route, event_id, handler, order_key, due_at)
+    select c.route, c.event_id, h.handler, h.order_key,
+           case when h.order_key is null then now() else 'infinity' end
+    from claimed c
+    cross join unnest($7::text[], $8::text[]) as h (handler, order_key)
+    order by h.handler
+    returning id
+)
+select exists (select from claimed) as is_new, array (select id from fanned) as delivery_ids,
+       (select digest <> $5 from gateway.processed_events where route = $1 and event_id = $2) as differs;

@@ -1,0 +1,90 @@
+-- name: list_events
+-- Events, newest first, with the state of their deliveries (processed_events_received).
+-- Filters are put so that the planner cannot guess how rare a match is: it would scan the whole table
+-- for a rare one, where a walk from the newest finds what is new at once and can be bounded.
+select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
+       e.replay_of, e.spooled, e.body is not null as payload_kept,
+       coalesce((
+           select jsonb_object_agg(status, n)
+           from (select status, count(*) as n from gateway.deliveries d
+                 where d.route = e.route and d.event_id = e.event_id group by status) s
+       ), '{}') as deliveries
+from gateway.processed_events e
+where coalesce(e.route = $1, true)
+  and coalesce(e.type like $2, true)
+  and ($3::text is null or (
+        select true from gateway.deliveries d
+        where d.route = e.route and d.event_id = e.event_id and d.handler = $3))
+  and e.received_at >= coalesce($4, timestamptz '-infinity')
+  and e.received_at < coalesce($5, timestamptz 'infinity')
+order by e.received_at desc, e.route desc, e.event_id desc
+limit $6;
+
+-- name: find_events
+-- Events with this id, on any route or on one (primary key, one probe per route that has events).
+with recursive routes as (
+    (select route from gateway.processed_events order by route limit 1)
+    union all
+    select next.route
+    from routes r
+    cross join lateral (
+        select route from gateway.processed_events where route > r.route order by route limit 1
+    ) next
+)
+select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
+       encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of, e.spooled
+from routes r
+cross join lateral (
+    select * from gateway.processed_events where route = r.route and event_id = $2 limit 1
+) e
+where $1::text[] is null or e.route = any ($1)
+order by e.route;
+
+-- name: find_delivery
+-- One delivery and where it stands (primary key).
+select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
+       d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key,
+       exists (select from gateway.processed_events e
+               where e.route = d.route and e.event_id = d.event_id and e.body is not null)
+           as payload_kept
+from gateway.deliveries d
+where d.id = $1;
+
+-- name: list_deliveries
+-- The deliveries of one event.
+select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
+       d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key,
+       holder.id as held_by, holder.status as held_by_status
+from gateway.deliveries d
+left join lateral (  -- what has the turn, or blocks it
+    select h.id, h.status
+    from gateway.deliveries h
+    where d.due_at = 'infinity' and d.status = 'pending'
+      and h.route = d.route and h.handler = d.handler and h.order_key = d.order_key
+      and (h.status in ('pending', 'running') and h.due_at < 'infinity' or h.status = 'dead')
+    order by h.status = 'dead', h.id
+    limit 1
+) holder on true
+where d.route = $1 and d.event_id = $2
+order by d.id;
+
+-- name: list_attempts
+-- The attempts of some deliveries, in order.
+select delivery_id, number, started_at, finished_at, outcome, error
+from gateway.attempts
+where delivery_id = any ($1::bigint[])
+order by delivery_id, number;
+
+-- name: list_effects
+-- The outside effects of some deliveries.
+select delivery_id, name, status, calls, result, begun_at, finished_at
+from gateway.effects
+where delivery_id = any ($1::bigint[])
+order by delivery_id, begun_at, name;
+
+-- name: list_audit
+-- What was done to some deliveries by people and by retention.
+select delivery_id, at, actor, action, reason
+from gateway.audit
+where delivery_id = any ($1::bigint[])
+order by id;

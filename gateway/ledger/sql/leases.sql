@@ -1,0 +1,152 @@
+-- name: lease_hinted
+-- Deliveries named by the queue, as far as they are still due and ours to run (primary key).
+with mine as materialized (  -- what is paused is not even locked
+    select * from unnest($2::text[], $3::text[]) as m (route, handler)
+    where not exists (
+        select from gateway.pauses p where p.route = m.route and p.handler in (m.handler, ''))
+), due as (
+    select d.id
+    from gateway.deliveries d
+    join mine using (route, handler)
+    where d.id = any ($1::bigint[]) and d.due_at <= now()
+      and d.status || '' = 'pending'  -- as it stands, the planner may walk all that waits instead
+    order by d.id
+    for update of d skip locked
+), leased as (
+    update gateway.deliveries d
+    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
+        leased_at = now(), leased_until = now() + $4::interval
+    where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts
+)
+select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+from leased l
+join gateway.processed_events e using (route, event_id)
+order by l.id;
+
+-- name: lease_due
+-- What is due, oldest first, whoever was told of it or not (deliveries_due).
+with mine as materialized (  -- what is paused is not even locked
+    select * from unnest($1::text[], $2::text[]) as m (route, handler)
+    where not exists (
+        select from gateway.pauses p where p.route = m.route and p.handler in (m.handler, ''))
+), due as (
+    select d.id
+    from mine
+    cross join lateral (
+        select id, due_at
+        from gateway.deliveries
+        where route = mine.route and handler = mine.handler
+          and status = 'pending' and due_at <= now()
+        order by due_at, id
+        limit $3
+        for update skip locked
+    ) d
+    order by d.due_at, d.id
+    limit $3
+), leased as (
+    update gateway.deliveries d
+    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
+        leased_at = now(), leased_until = now() + $4::interval
+    where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.due_at
+)
+select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+from leased l
+join gateway.processed_events e using (route, event_id)
+order by l.due_at, l.id;
+
+-- name: find_due
+-- Of which handlers deliveries that the queue named are due (primary key).
+select distinct d.route, d.handler
+from gateway.deliveries d
+join unnest($2::text[], $3::text[]) as mine (route, handler) using (route, handler)
+where d.id = any ($1::bigint[]) and d.due_at <= now()
+  and d.status || '' = 'pending';  -- as in lease_hinted
+
+-- name: lease_limited
+-- What is due of a handler with a concurrency or a rate (deliveries_due, deliveries_slot).
+select leased.id, leased.lease_token
+from (
+    select where not exists (
+        select from gateway.pauses p where p.route = $1 and p.handler in ($2, ''))
+) as free
+cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6) as leased;
+
+-- name: read_leased
+-- Deliveries that were just leased, with their events (primary keys).
+select d.id, d.lease_token, d.handler, d.attempts, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+from gateway.deliveries d
+cross join lateral (  -- as a plain join, it may be one with all events
+    select * from gateway.processed_events where route = d.route and event_id = d.event_id limit 1
+) e
+where d.id = any ($1::bigint[]) and d.lease_token = any ($2::uuid[])
+order by d.due_at, d.id;
+
+-- name: next_place
+-- How long until a handler with a rate may start another delivery.
+select greatest(min(free_at), now()) - now()  -- a place that was never taken is free since ever
+from gateway.places
+where route = $1 and handler = $2;
+
+-- name: keep_places
+-- As many places for a handler with a rate as may start in its period.
+with gone as (
+    delete from gateway.places where route = $1 and handler = $2 and place > $3
+)
+insert into gateway.places (route, handler, place)
+select $1, $2, n from generate_series(1, $3) as n
+on conflict do nothing;
+
+-- name: renew
+-- Keeps leases alive and says which are still held. A row that is being settled right now is locked:
+-- it is held, and is not waited for, since waiting would let the others expire.
+with held as (
+    select d.id, h.token
+    from gateway.deliveries d
+    join unnest($1::bigint[], $2::uuid[]) as h (id, token) on d.id = h.id and d.lease_token = h.token
+), free as (
+    select d.id
+    from gateway.deliveries d
+    join held h on d.id = h.id and d.lease_token = h.token
+    for update of d skip locked
+), renewed as (
+    update gateway.deliveries set leased_until = now() + $3::interval
+    where id in (select id from free)
+)
+select token from held;
+
+-- name: settle
+-- The end of a run, fenced by the lease's token. Raises GW001 where the lease was lost.
+select gateway.settle($1, $2, $3, $4, $5, $6, $7, $8, $9);
+
+-- name: reap
+-- Takes back leases that ran out: their worker is gone, or too slow to say that it lives.
+-- Not while the server has only just come back: until then no worker could say anything.
+with expired as (
+    select id
+    from gateway.deliveries
+    where status = 'running' and leased_until < now()
+      and not pg_postmaster_start_time() between now() - $3::interval and now()
+    order by leased_until
+    limit $1
+    for update skip locked
+), reaped as (
+    update gateway.deliveries d
+    set status = case when d.losses + 1 >= $2 then 'dead' else 'pending' end,
+        losses = d.losses + 1,
+        due_at = now(),
+        error = 'WORKER_LOST: the lease ran out while the handler was running',
+        finished_at = case when d.losses + 1 >= $2 then now() end,
+        lease_token = null, leased_until = null, slot = null
+    from expired
+    where d.id = expired.id and d.status = 'running'
+    returning d.id, d.runs, d.leased_at, d.route, d.event_id, d.handler, d.status, d.error, d.order_key
+), noted as (
+    insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
+    select id, runs, leased_at, now(), 'lost', error from reaped
+)
+select id, route, event_id, handler, status, order_key from reaped;

@@ -1,0 +1,52 @@
+-- name: alive
+-- A worker says that it lives and which handlers it has, and forgets those that have not for a while.
+-- Returns by how much the server's clock was set back since one of them said so last.
+with gone as (
+    delete from gateway.workers where seen_at < now() - $5::interval
+), latest as (
+    select max(seen_at) as seen_at from gateway.workers
+)
+insert into gateway.workers (id, host, pid, handlers)
+values ($1, $2, $3, $4::text[])
+on conflict (id) do update set seen_at = now(), handlers = excluded.handlers
+returning greatest((select seen_at from latest) - now(), interval '0') as set_back;
+
+-- name: set_back
+-- The server's clock was set back: what became due, got its turn, or was leased by the time before would
+-- wait until it comes again.
+with noticed as (
+    update gateway.workers set seen_at = now() where seen_at > now()
+), leased as (
+    update gateway.deliveries set leased_until = now() + $2::interval
+    where id = any (array (
+        select id from gateway.deliveries
+        where status = 'running' and leased_until > now() + $2::interval
+        for update skip locked
+    ))
+), due as (
+    update gateway.deliveries set due_at = greatest(due_at - $1::interval, now())
+    where id = any (array (
+        select d.id from gateway.deliveries d
+        where d.status = 'pending' and d.due_at > now() and d.due_at < 'infinity'
+          and (d.created_at > now() or d.order_key is not null and d.runs = 0 or exists (
+              select from gateway.attempts a
+              where a.delivery_id = d.id and a.number = d.runs and a.finished_at > now()
+          ) or exists (
+              select from gateway.audit o
+              where o.delivery_id = d.id and o.action = 'replay' and o.at > now()))
+        for update skip locked
+    ))
+    returning id
+)
+select count(*) from due;
+
+-- name: leave
+-- A worker ends.
+delete from gateway.workers where id = $1;
+
+-- name: list_workers
+-- Workers that were seen lately.
+select id, host, pid, handlers, started_at, seen_at
+from gateway.workers
+where seen_at >= now() - $1::interval
+order by started_at;
