@@ -3,12 +3,15 @@
 GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
-│   ├── BadSignature · StaleTimestamp · Replayed · BadPayload · TooLarge · BodyTimeout
+│   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed
+│   └── BadPayload · TooLarge · BodyTimeout
 ├── StorageUnavailable   ours to fix; the sender is told to come back
 │   └── SpoolUnavailable
 ├── SchemaMismatch       the ledger's schema and this code do not fit: migrate, or upgrade the code
 ├── EngineFailed         an embedded Postgres or Redis could not be found, started or stopped
 ├── CommandFailed        a command could not do what was asked; one line says why; exit 1
+│   ├── NotFound         it named something that is not there
+│   └── BadRequest       it was asked in words that cannot be read
 ├── TransitionRefused    an operator asked for a move that the state machine forbids
 ├── LeaseLost            another worker owns the delivery now; this run must leave no trace
 └── HandlerSignal        a handler's decision: Retry · Defer · Reject
@@ -72,6 +75,13 @@ class StaleTimestamp(RequestRejected):
     code = "STALE_TIMESTAMP"
 
 
+class Unauthorized(RequestRejected):
+    """Missing or wrong bearer token."""
+
+    status = 401
+    code = "UNAUTHORIZED"
+
+
 class Replayed(RequestRejected):
     """The same signed bytes under a fresh delivery id."""
 
@@ -118,6 +128,14 @@ class EngineFailed(GatewayError):
 
 class CommandFailed(GatewayError):
     """A command could not do what was asked."""
+
+
+class NotFound(CommandFailed):
+    """A command named something that is not there."""
+
+
+class BadRequest(CommandFailed):
+    """A command was asked in words that cannot be read."""
 
 
 class TransitionRefused(GatewayError):

@@ -10,6 +10,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import Lifespan
 
+from gateway.api.front import FrontOffice, metrics_guard
 from gateway.errors import StorageUnavailable
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import (
@@ -25,6 +26,7 @@ from gateway.queue.handoff import HandOff, connect_redis
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
 from gateway.receive.deadlines import Deadlines
+from gateway.receive.door import Reception
 from gateway.receive.endpoint import Endpoint
 from gateway.receive.listening import Server, descriptors_for, listen
 from gateway.receive.metrics import Metrics
@@ -42,24 +44,27 @@ def build_app(project: Project, state: State) -> App:
     hand_off = HandOff(connect_redis(redis_url(settings)), max_depth=settings.queue_depth)
     longest_s = max((r.ack_within.total_seconds() for r in project.config.doors), default=0)
     claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=max(COMMAND_TIMEOUT_S, longest_s))
-    admission = Admission(max_requests=settings.max_in_flight, max_bytes=settings.max_buffered)
-    deadlines, metrics = Deadlines(), Metrics()
+    metrics = Metrics()
     spool = _spool(project, claimer)
     if spool is not None:
         metrics.watch(spool)
-    endpoints = {
+    reception = Reception(
+        registry=project.registry,
+        claimer=claimer,
+        admission=Admission(max_requests=settings.max_in_flight, max_bytes=settings.max_buffered),
+        deadlines=Deadlines(),
+        metrics=metrics,
+    )
+    doors = {
         route.path: Endpoint(
             route,
+            reception,
             secrets=[secret.reveal() for secret in project.secrets[route.name]],
-            registry=project.registry,
-            claimer=claimer,
             spool=spool if route.spools else None,
-            admission=admission,
-            deadlines=deadlines,
-            metrics=metrics,
         )
         for route in project.config.doors
     }
+    front = FrontOffice(project, wake=hand_off.send)
 
     async def check() -> None:
         if not claimer.working:
@@ -72,10 +77,12 @@ def build_app(project: Project, state: State) -> App:
         return _spools(project) and spool is not None and spool.working and claimer.working
 
     return App(
-        endpoints,
+        doors,
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
-        lifespan=_lifespan(claimer, hand_off, spool),
+        routes=front.routes,
+        may_read_metrics=metrics_guard(settings),
+        lifespan=_lifespan(claimer, hand_off, spool, front),
     )
 
 
@@ -93,16 +100,20 @@ def _spools(project: Project) -> bool:
     return project.settings.spool_size > 0 and any(r.spools for r in project.config.routes)
 
 
-def _lifespan(claimer: Claimer, hand_off: HandOff, spool: Spool | None) -> Lifespan[Starlette]:
+def _lifespan(
+    claimer: Claimer, hand_off: HandOff, spool: Spool | None, front: FrontOffice
+) -> Lifespan[Starlette]:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await hand_off.start()
         await claimer.start()
         if spool is not None:
             await spool.start()
+        await front.open()
         try:
             yield
         finally:
+            await front.close()
             if spool is not None:
                 await spool.stop()
             await claimer.stop()

@@ -52,6 +52,20 @@ def _is_readable(url: str) -> bool:
     )
 
 
+def _bearer() -> AfterValidator:
+    """A token that nobody guesses, and that a header can carry."""
+
+    def check(token: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"[\x21-\x7e]{16,512}", token.get_secret_value()):
+            raise Unexpected(
+                found=HIDDEN,
+                expected="16 to 512 visible ASCII characters, such as `openssl rand -hex 32`",
+            )
+        return token
+
+    return AfterValidator(check)
+
+
 class Settings(BaseSettings):
     """The settings of every process; `load_settings` builds them from the environment."""
 
@@ -149,6 +163,14 @@ class Settings(BaseSettings):
     dev_secrets: Path | None = Field(
         default=None,
         description="The file with made-up signing secrets; `gateway up` sets it for its children.",
+    )
+    admin_token: Annotated[SecretStr, _bearer()] | None = Field(
+        default=None,
+        description="The token of the Admin API; without it there is none.",
+    )
+    metrics_token: Annotated[SecretStr, _bearer()] | None = Field(
+        default=None,
+        description="A token that may read /metrics, and nothing else.",
     )
     test_database_url: Annotated[SecretStr, _schemes("postgresql", "postgres")] | None = Field(
         default=None,

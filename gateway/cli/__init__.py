@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from gateway.cli import act, look, processes, rehearse, send, setup, show, start
+from gateway.cli import act, look, processes, rehearse, send, setup, show, start, status
 from gateway.cli.output import complain
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.ledger.connection import TROUBLE, describe
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (start, processes, setup, rehearse, send, look, show, act):
+for group in (start, processes, setup, rehearse, send, status, look, show, act):
     group.register(app)
 
 

@@ -1,22 +1,20 @@
 """`replay` and `discard`: changing what stands in the ledger."""
 
-import asyncio
-import getpass
-import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from gateway.api.desk import Desk
+from gateway.api.operation import Operation
+from gateway.api.operations.events import DISCARD, REPLAY, OrderParams
+from gateway.cli.asking import Reason, Url, at_desk, given
 from gateway.cli.output import console
-from gateway.errors import CommandFailed
-from gateway.operate.orders import Results, discard_all, replay_all
-from gateway.settings import discover, load_settings
+from gateway.errors import CommandFailed, TransitionRefused
 
 DeliveryIds = Annotated[
     list[int],
     typer.Argument(min=1, max=2**63 - 1, help="Delivery ids, as `gateway dead` shows them."),
 ]
-Reason = Annotated[str | None, typer.Option("--reason", help="Why, for the audit log.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command()(discard)
 
 
-def replay(delivery_ids: DeliveryIds, reason: Reason = None) -> None:
+def replay(delivery_ids: DeliveryIds, reason: Reason = None, url: Url = None) -> None:
     """Run deliveries again, now, with a fresh round of attempts.
 
     Works on dead, done, discarded and waiting deliveries. Replaying one that is done is an order
@@ -33,35 +31,40 @@ def replay(delivery_ids: DeliveryIds, reason: Reason = None) -> None:
 
     Example: [bold]gateway replay 42 --reason "the mail server is back"[/bold]
     """
-    settings = discover(load_settings())
-    results = asyncio.run(replay_all(settings, delivery_ids, actor=_who(), reason=reason))
-    _tell(results, "replayed")
+    _order_each(REPLAY, delivery_ids, reason, url, done="replayed")
 
 
-def discard(delivery_ids: DeliveryIds, reason: Reason = None) -> None:
+def discard(delivery_ids: DeliveryIds, reason: Reason = None, url: Url = None) -> None:
     """Give deliveries up: they will not run, unless someone replays them.
 
     Works on dead and waiting deliveries. Leaves an audit row.
 
     Example: [bold]gateway discard 42 --reason "a test order"[/bold]
     """
-    settings = discover(load_settings())
-    results = asyncio.run(discard_all(settings, delivery_ids, actor=_who(), reason=reason))
-    _tell(results, "discarded")
+    _order_each(DISCARD, delivery_ids, reason, url, done="discarded")
 
 
-def _tell(results: Results, done: str) -> None:
-    for delivery_id, refusal in results.items():
-        if refusal is None:
-            console().print(f"delivery {delivery_id}: {done}")
-    refusals = [str(refusal) for refusal in results.values() if refusal is not None]
-    if refusals:
+def _order_each(
+    operation: Operation[OrderParams, Any],
+    delivery_ids: list[int],
+    reason: str | None,
+    url: str | None,
+    *,
+    done: str,
+) -> None:
+    """A refusal of one does not keep back the others."""
+
+    async def order(desk: Desk) -> list[str]:
+        refusals = []
+        for delivery_id in dict.fromkeys(delivery_ids):
+            params = OrderParams(delivery_id=delivery_id, **given(reason=reason))
+            try:
+                await desk.ask(operation, params)
+            except (CommandFailed, TransitionRefused) as refusal:
+                refusals.append(str(refusal))
+            else:
+                console().print(f"delivery {delivery_id}: {done}")
+        return refusals
+
+    if refusals := at_desk(url, order):
         raise CommandFailed("\n".join(refusals))
-
-
-def _who() -> str:
-    """The person for the audit log; a container's arbitrary user may have no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.notation.quantities import format_duration, parse_duration
+from gateway.notation.quantities import format_duration
 
 PIPE_WIDTH: Final = 240
 """Where nobody's terminal says how wide it is, a row stays on one line."""
@@ -98,22 +97,3 @@ def _rounded(seconds: float) -> timedelta:
         if seconds >= 2 * unit_s:
             return timedelta(seconds=int(seconds // unit_s) * unit_s)
     return timedelta(seconds=int(seconds))
-
-
-def parse_moment(text: str | None) -> datetime | None:
-    """`2h` (ago), or a date, or a time with or without a zone (UTC then)."""
-    if text is None:
-        return None
-    with suppress(ValueError, OverflowError):
-        return datetime.now(UTC) - parse_duration(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"found {printable(text)!r}; "
-            "expected a duration such as 2h, or a time such as 2026-11-16T02:00"
-        ) from None
-    try:
-        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-    except OverflowError:
-        raise typer.BadParameter(f"{text} is out of range") from None

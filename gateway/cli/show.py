@@ -1,6 +1,7 @@
 """`show`: one event, on the screen or in a file."""
 
 import sys
+from base64 import b64decode
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,11 +9,12 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from gateway.cli.look import AsJson, RouteName, read_ledger
+from gateway.api.operations.events import SHOW, ShowParams
+from gateway.api.shapes import EventDetail
+from gateway.cli.asking import AsJson, RouteName, Url, ask, given
 from gateway.cli.output import cell, console, print_json, printable
 from gateway.errors import CommandFailed
 from gateway.model import payload_bytes
-from gateway.operate.inspect import find
 from gateway.operate.record import record, save
 
 
@@ -39,6 +41,7 @@ def show(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="With --save: overwrite it.")] = False,
+    url: Url = None,
 ) -> None:
     """Show one event: what came, its deliveries and every attempt.
 
@@ -50,22 +53,22 @@ def show(
         raise typer.BadParameter("--redact and --force belong to --save FILE")
     if file is not None and (body or as_json):
         raise typer.BadParameter("--save FILE prints nothing: leave out --body and --json")
-    found = read_ledger(lambda connection: find(connection, id, route))
-    if not found:
-        raise CommandFailed(f"there is no event or delivery {id!r}" + _on(route))
+    details = ask(url, SHOW, ShowParams(id=id, **given(route=route)))
+    found = [_with_bytes(event) for event in details]
     if file is not None:
         _save(_only(found), file, redacting or [], force)
     elif body:
         _print_body(_only(found))
     elif as_json:
-        print_json([_jsonable(event) for event in found])
+        print_json(details)
     else:
         for event in found:
             _print_event(event)
 
 
-def _on(route: str | None) -> str:
-    return "" if route is None else f" on route {route!r}"
+def _with_bytes(event: EventDetail) -> dict[str, Any]:
+    raw = event["body_base64"]
+    return {**event, "body": None if raw is None else b64decode(raw)}
 
 
 def _only(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -86,11 +89,6 @@ def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) 
     save(recorded, file, force=force)
     hidden = f", {count} values redacted" if redacting else ""
     console().print(f"{recorded.type} {recorded.id} is in {file}{hidden}", markup=False)
-
-
-def _jsonable(event: dict[str, Any]) -> dict[str, Any]:
-    body = event["body"]
-    return event | {"body": None if body is None else body.decode("utf-8", "backslashreplace")}
 
 
 def _print_event(event: dict[str, Any]) -> None:

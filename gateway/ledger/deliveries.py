@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from gateway.errors import CommandFailed, LeaseLost, TransitionRefused
+from gateway.errors import LeaseLost, NotFound, TransitionRefused
 from gateway.ledger.connection import Executor
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.sessions import Session
@@ -180,7 +180,7 @@ async def replay(
         return [delivery_id, *await advance(ledger, turns_of([moved]))]
     row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
     if row is None:
-        raise CommandFailed(f"there is no delivery {delivery_id}")
+        raise NotFound(f"there is no delivery {delivery_id}")
     if not row["payload_kept"]:
         raise TransitionRefused(
             f"delivery {delivery_id} cannot run again: its payload was pruned by retention"
@@ -202,7 +202,7 @@ async def discard(
         return await advance(ledger, turns_of([moved]))
     row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
     if row is None:
-        raise CommandFailed(f"there is no delivery {delivery_id}")
+        raise NotFound(f"there is no delivery {delivery_id}")
     raise TransitionRefused(
         f"delivery {delivery_id} is {row['status']}: only what is pending or dead can be discarded"
     )

@@ -1,44 +1,25 @@
 """Reads events, deliveries and attempts from the ledger."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import asyncpg
 import orjson
 
-from gateway.ledger.connection import Connection
+from gateway.ledger.connection import Executor
+from gateway.ledger.filter import Filter
 from gateway.ledger.queries import QUERIES
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which rows a person wants to see."""
-
-    route: str | None = None
-    type: str | None = None
-    handler: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    limit: int | None = None
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        pattern = None if self.type is None else like(self.type)
-        return self.route, pattern, self.handler, self.since, self.until, self.limit
+Mark = tuple[datetime, str, str] | tuple[None, ...]
+"""The last row that was seen: received_at, route, event_id; or nothing yet."""
 
 
-def like(glob: str) -> str:
-    """A glob (`invoice.*`) as a LIKE pattern."""
-    escaped = glob.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return escaped.replace("*", "%").replace("?", "_")
-
-
-async def list_events(connection: Connection, filter: Filter) -> list[Row]:
-    """Events, newest first."""
-    rows = await connection.fetch(QUERIES["list_events"], *filter.arguments)
+async def list_events(connection: Executor, filter: Filter, mark: Mark, limit: int) -> list[Row]:
+    """Events, newest first, from behind a mark."""
+    rows = await connection.fetch(QUERIES["list_events"], *filter.of_events, limit, *mark)
     return [
         dict(row) | {"deliveries": orjson.loads(row["deliveries"]), "note": _note(row)}
         for row in rows
@@ -53,13 +34,22 @@ def _note(row: asyncpg.Record) -> str | None:
     return "came through the spool" if row["spooled"] else None
 
 
-async def list_dead(connection: Connection, filter: Filter) -> list[Row]:
-    """Dead letters, newest first."""
-    rows = await connection.fetch(QUERIES["list_dead"], *filter.arguments)
+DeadMark = tuple[datetime, int] | tuple[None, ...]
+"""The last row that was seen: finished_at and delivery_id; or nothing yet."""
+
+
+async def list_dead(connection: Executor, filter: Filter, mark: DeadMark, limit: int) -> list[Row]:
+    """Dead letters, newest first, from behind a mark."""
+    rows = await connection.fetch(QUERIES["list_dead"], *filter.of_dead, limit, *mark)
     return [dict(row) for row in rows]
 
 
-async def find(connection: Connection, id: str, route: str | None) -> list[Row]:
+async def list_audit(connection: Executor, after: int | None, limit: int) -> list[Row]:
+    """What people and retention did, newest first, from behind a mark."""
+    return [dict(row) for row in await connection.fetch(QUERIES["list_all_audit"], limit, after)]
+
+
+async def find(connection: Executor, id: str, route: str | None) -> list[Row]:
     """The event with this id, or of the delivery with this id, with all that was done to it."""
     routes = None if route is None else [route]
     events = await connection.fetch(QUERIES["find_events"], routes, id)
@@ -72,7 +62,7 @@ async def find(connection: Connection, id: str, route: str | None) -> list[Row]:
     return [await _with_deliveries(connection, event) for event in events]
 
 
-async def _with_deliveries(connection: Connection, event: asyncpg.Record) -> Row:
+async def _with_deliveries(connection: Executor, event: asyncpg.Record) -> Row:
     deliveries = await connection.fetch(
         QUERIES["list_deliveries"], event["route"], event["event_id"]
     )

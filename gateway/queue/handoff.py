@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from gateway.failpoints import reached
 from gateway.queue.cancellation import end
+from gateway.settings import Settings
 
 QUEUE: Final = default_queue_name
 DELIVER: Final = "deliver"
@@ -132,3 +133,13 @@ class HandOff:
         if not self._reachable:
             log.info("redis_back")
         self._reachable = True
+
+
+async def wake(settings: Settings, delivery_ids: Sequence[int]) -> None:
+    """Tells workers, once. Without Redis they find the deliveries at their next look."""
+    if settings.redis_url is None or not delivery_ids:
+        return
+    redis = connect_redis(settings.redis_url.get_secret_value())
+    hand_off = HandOff(redis, max_depth=settings.queue_depth)
+    await hand_off.send(delivery_ids)
+    await hand_off.stop()

@@ -1,7 +1,8 @@
 """The answers of the HTTP table, as bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -9,6 +10,7 @@ from gateway.errors import RequestRejected
 from gateway.receive.protocol import Reply
 
 RETRY_AFTER_S: Final = 10
+LONGEST_DETAIL: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,28 @@ def refused(rejection: RequestRejected) -> Answer:
     return _error(rejection.status, rejection.code, close=rejection.status in {408, 413})
 
 
+def explained(rejection: RequestRejected) -> Answer:
+    """To a sender that has shown its token: also what is wrong."""
+    told = {"error": rejection.code, "detail": rejection.reason[:LONGEST_DETAIL]}
+    return Answer(rejection.status, orjson.dumps(told))
+
+
+def published(id: str, *, is_new: bool) -> Answer:
+    """A job is durable: since now, or since before."""
+    status = "accepted" if is_new else "duplicate"
+    return Answer(201 if is_new else 200, orjson.dumps({"id": id, "status": status}))
+
+
+def conflict(id: str) -> Answer:
+    """The key is that of another job."""
+    return Answer(409, orjson.dumps({"error": "CONFLICT", "id": id}))
+
+
+def shown(document: Mapping[str, Any]) -> Answer:
+    """What was asked for."""
+    return Answer(200, orjson.dumps(document, option=orjson.OPT_UTC_Z))
+
+
 def _error(status: int, code: str, lines: bytes = b"", close: bool = False) -> Answer:
     return Answer(status, orjson.dumps({"error": code}), lines, close)
 
@@ -48,3 +72,5 @@ UNAVAILABLE: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER)
 OVERLOADED: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER, close=True)
 NOT_FOUND: Final = _error(404, "NOT_FOUND")
 METHOD_NOT_ALLOWED: Final = _error(405, "METHOD_NOT_ALLOWED", b"allow: POST\r\n", close=True)
+READ_ONLY: Final = _error(405, "METHOD_NOT_ALLOWED", b"allow: GET, HEAD\r\n", close=True)
+UNAUTHORIZED: Final = _error(401, "UNAUTHORIZED", b"www-authenticate: Bearer\r\n", close=True)

@@ -1,8 +1,8 @@
-"""The HTTP surface: webhook paths straight to their endpoints, health and metrics by Starlette."""
+"""The HTTP surface: webhook paths straight to their doors, all else by Starlette."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -10,13 +10,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.errors import GatewayError, SchemaMismatch
 from gateway.ledger.connection import TROUBLE
 from gateway.receive import answers
-from gateway.receive.endpoint import Endpoint
+from gateway.receive.answers import Answer
+from gateway.receive.door import Door
 from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import take_reply
 
@@ -74,26 +76,34 @@ class App:
 
     def __init__(
         self,
-        endpoints: Mapping[str, Endpoint],
+        doors: Mapping[str, Door],
         *,
         readiness: Readiness,
         metrics: Metrics,
+        routes: Sequence[BaseRoute],
+        may_read_metrics: Callable[[Request], bool],
         lifespan: Lifespan[Starlette],
     ) -> None:
-        self._endpoints = dict(endpoints)
-        self._rest = _rest(readiness, metrics, lifespan)
+        self._doors = dict(doors)
+        self._rest = _rest(readiness, metrics, routes, may_read_metrics, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             reply = take_reply(scope)
-            endpoint = self._endpoints.get(scope["path"])
-            if endpoint is not None:
-                await endpoint(scope, receive, reply)
+            door = self._doors.get(scope["path"])
+            if door is not None:
+                await door(scope, receive, reply)
                 return
         await self._rest(scope, receive, send)
 
 
-def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette]) -> ASGIApp:
+def _rest(
+    readiness: Readiness,
+    metrics: Metrics,
+    routes: Sequence[BaseRoute],
+    may_read_metrics: Callable[[Request], bool],
+    lifespan: Lifespan[Starlette],
+) -> ASGIApp:
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "alive"})
 
@@ -106,7 +116,9 @@ def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette])
             return JSONResponse({"status": "spooling", "reason": problem})
         return JSONResponse({"status": "not ready", "reason": problem}, status_code=503)
 
-    async def show_metrics(_: Request) -> Response:
+    async def show_metrics(request: Request) -> Response:
+        if not may_read_metrics(request):
+            return _as_response(answers.UNAUTHORIZED, {"www-authenticate": "Bearer"})
         text = generate_latest(metrics.registry)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -115,6 +127,7 @@ def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette])
             HttpRoute("/healthz", healthz),
             HttpRoute("/readyz", readyz),
             HttpRoute("/metrics", show_metrics),
+            *routes,
         ],
         exception_handlers={404: _not_found, 405: _method_not_allowed},
         lifespan=lifespan,
@@ -122,8 +135,11 @@ def _rest(readiness: Readiness, metrics: Metrics, lifespan: Lifespan[Starlette])
 
 
 async def _not_found(_: Request, __: Exception) -> Response:
-    answer = answers.NOT_FOUND
-    closing = {"connection": "close"}  # its body, if it has one, was not read
+    return _as_response(answers.NOT_FOUND, {})
+
+
+def _as_response(answer: Answer, headers: Mapping[str, str]) -> Response:
+    closing = {**headers, "connection": "close"}  # its body, if it has one, was not read
     return Response(answer.body, answer.status, closing, media_type="application/json")
 
 

@@ -39,14 +39,19 @@ async def read_body(
         size += len(chunk)
         if size > limit:
             if message.get("more_body", False):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(DRAIN_S):
-                        await _discard(receive, DRAIN_BYTES)
+                await drain(receive)
             raise TooLarge(f"more than {limit} bytes")
         place.hold(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def drain(receive: Receive) -> None:
+    """Before a refusal of a request whose body nobody wants to see."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            await _discard(receive, DRAIN_BYTES)
 
 
 async def _discard(receive: Receive, at_most: int) -> None:

@@ -1,34 +1,19 @@
-"""One route's URL: body, signature, claim, answer. No framework: every microsecond is here."""
+"""One route's URL: signature, claim, answer."""
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-import structlog
-from starlette.types import Receive, Scope
-
-from gateway.errors import (
-    BodyTimeout,
-    Replayed,
-    RequestRejected,
-    SpoolUnavailable,
-    StorageUnavailable,
-)
+from gateway.errors import Replayed, SpoolUnavailable, StorageUnavailable
 from gateway.failpoints import reached
-from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
+from gateway.ledger.claims import Claim, Claimed, Verdict
 from gateway.model import Envelope
 from gateway.providers import Headers
 from gateway.receive import answers
-from gateway.receive.admission import Admission, Overloaded
 from gateway.receive.answers import Answer
-from gateway.receive.body import SenderGone, read_body
-from gateway.receive.deadlines import Deadlines
-from gateway.receive.metrics import Metrics, Outcomes
-from gateway.receive.protocol import Reply
-from gateway.registry import Registry
+from gateway.receive.door import Door, Reception
 from gateway.routes import Route
 from gateway.spool.spool import Spool
 
@@ -38,94 +23,23 @@ CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"
 THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and read in a thread, so that they do not hold up the others."""
 
-COMPLAINTS_PER_SECOND: Final = 20
-
 SPOOL_S: Final = 1.0
 """How much of `ack_within` is left for the disk where the ledger does not answer; half at most."""
 
-log = structlog.get_logger("gateway.receive")
 
-
-class Endpoint:
-    """Answers the requests of one route."""
+class Endpoint(Door):
+    """Answers the webhooks of one route."""
 
     def __init__(
-        self,
-        route: Route,
-        *,
-        secrets: Sequence[bytes],
-        registry: Registry,
-        claimer: Claimer,
-        spool: Spool | None,
-        admission: Admission,
-        deadlines: Deadlines,
-        metrics: Metrics,
+        self, route: Route, reception: Reception, *, secrets: Sequence[bytes], spool: Spool | None
     ) -> None:
-        self._route = route
+        super().__init__(route, reception)
         self._provider = route.provider
         self._secrets = tuple(secrets)
-        self._registry = registry
-        self._claimer = claimer
         self._spool = spool
-        self._admission = admission
-        self._deadlines = deadlines
-        self._receive_s = route.receive_within.total_seconds()
-        self._acknowledge_s = route.ack_within.total_seconds()
         self._ledger_s = max(self._acknowledge_s - SPOOL_S, self._acknowledge_s / 2)
-        self._count = Outcomes(metrics.requests, route.name)
-        self._conflicts = metrics.conflicts.labels(route.name)
-        self._flagged = metrics.flagged.labels(route.name)
-        self._spooled = metrics.spooled.labels(route.name)
-        self._observe = metrics.acknowledge.labels(route.name).observe
-        self._log = log.bind(route=route.name)
-        self._complaints = Throttle(COMPLAINTS_PER_SECOND)
-
-    async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
-        if scope["method"] != "POST":
-            answers.METHOD_NOT_ALLOWED.send(reply)
-            return
-        try:
-            answer = await self._answer(scope, receive)
-        except SenderGone:
-            self._log.info("sender_gone")
-            return
-        answer.send(reply)
-
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        try:
-            with (
-                self._admission.enter() as place,
-                self._deadlines.within(self._receive_s, self._body_late) as deadline,
-            ):
-                headers = {
-                    name.decode("latin-1"): value.decode("latin-1")
-                    for name, value in scope["headers"]
-                }
-                body = await read_body(headers, receive, place, limit=self._route.max_body)
-                started = time.monotonic()
-                deadline.move(self._acknowledge_s, self._claim_late)
-                answer = await self._receive(headers, body)
-                self._observe(time.monotonic() - started)
-                return answer
-        except RequestRejected as rejection:
-            self._count(rejection.code)
-            self._complain("request_refused", code=rejection.code, reason=rejection.reason)
-            return answers.refused(rejection)
-        except Overloaded as error:
-            self._count("UNAVAILABLE")
-            self._complain("overloaded", reason=str(error))
-            return answers.OVERLOADED
-        except StorageUnavailable as error:
-            self._count("UNAVAILABLE")
-            self._complain("not_durable", reason=str(error))
-            return answers.UNAVAILABLE
-
-    def _body_late(self) -> Exception:
-        return BodyTimeout(f"the body was not complete within {self._receive_s:g} s")
-
-    def _claim_late(self) -> Exception:
-        self._claimer.suspect()
-        return StorageUnavailable(f"not durable within {self._acknowledge_s:g} s")
+        self._flagged = reception.metrics.flagged.labels(route.name)
+        self._spooled = reception.metrics.spooled.labels(route.name)
 
     def _ledger_late(self) -> Exception:
         self._claimer.suspect()
@@ -209,32 +123,3 @@ class Endpoint:
             self._log.info("event_spooled", **fields)
         else:
             self._log.info(f"event_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
-
-    def _complain(self, event: str, **fields: str) -> None:
-        """A warning, unless strangers have already caused enough of them this second."""
-        if self._complaints.allow():
-            self._log.warning(event, left_out_before=self._complaints.take_left_out(), **fields)
-
-
-class Throttle:
-    """At most so many a second; counts what it leaves out."""
-
-    def __init__(self, per_second: int) -> None:
-        self._per_second = per_second
-        self._second = 0
-        self._used = 0
-        self._left_out = 0
-
-    def allow(self) -> bool:
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._used = second, 0
-        self._used += 1
-        if self._used > self._per_second:
-            self._left_out += 1
-            return False
-        return True
-
-    def take_left_out(self) -> int:
-        left_out, self._left_out = self._left_out, 0
-        return left_out

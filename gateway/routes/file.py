@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -36,14 +36,9 @@ from gateway.routes.checks import (
     Tolerance,
     Wait,
 )
+from gateway.routes.section import Section
 
 RETRY: Final = RetryPolicy()
-
-
-class Section(BaseModel):
-    """A mapping in the file, whose unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class RetrySection(Section):

@@ -1,18 +1,16 @@
 """`ctx.publish`: follow-up work, written in the handler's own transaction."""
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from gateway.ledger.turns import Turn
+from gateway.providers.publish import EXACT, LONGEST_NAME, is_name, job_digest
 from gateway.registry import Registry
 from gateway.routes import Config, Route
-
-LONGEST_KEY: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +27,7 @@ class Job:
     def arguments(self, now: datetime) -> tuple[Any, ...]:
         """As the statement `publish` takes them."""
         keys = [self.order_keys.get(handler) for handler in self.handlers]
-        digest = hashlib.sha256(self.body).digest()
+        digest = job_digest(self.type, EXACT.decode(self.body.decode()))
         return self.queue, self.key, self.type, now, digest, self.body, list(self.handlers), keys
 
     @property
@@ -95,7 +93,7 @@ def _body(route: Route, payload: Any) -> bytes:
 
 
 def _checked(option: str, text: str) -> str:
-    if isinstance(text, str) and 0 < len(text) <= LONGEST_KEY and text.isprintable():
+    if is_name(text):
         return text
-    expected = f"a text of at most {LONGEST_KEY} printable characters"
+    expected = f"a text of at most {LONGEST_NAME} printable characters"
     raise ValueError(f"ctx.publish: {option}: found {text!r:.80}; expected {expected}")

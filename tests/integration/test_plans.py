@@ -14,8 +14,8 @@ import pytest
 
 from gateway.embedded import Postgres
 from gateway.ledger.connection import PREPARED_ONCE, Connection
+from gateway.ledger.filter import Filter
 from gateway.ledger.queries import QUERIES
-from gateway.operate.inspect import Filter
 from tests.support.databases import TEMPLATE, drop, on_database, run_sql
 
 GENERIC: Final = "force_generic_plan"
@@ -142,22 +142,28 @@ def listings(query: str) -> Iterator[Case]:
     """Both listings walk their index from the newest on. Without a limit they read everything, and
     may do so as they like."""
     filters = {
-        "nothing": Filter(limit=50),
-        "route": Filter(route="stripe", limit=50),
-        "rare_route": Filter(route="rare", limit=50),
-        "type": Filter(type="invoice.*", limit=50),
-        "rare_type": Filter(type="rare.*", limit=50),
-        "handler": Filter(handler="handlers.h3", limit=50),
-        "since": Filter(since=NOW - DAY, limit=50),
-        "until": Filter(until=NOW - 20 * DAY, limit=50),
+        "nothing": Filter(),
+        "route": Filter(route="stripe"),
+        "rare_route": Filter(route="rare"),
+        "type": Filter(type="invoice.*"),
+        "rare_type": Filter(type="rare.*"),
+        "handler": Filter(handler="handlers.h3"),
+        "account": Filter(account="acct_rare"),
+        "since": Filter(since=NOW - DAY),
+        "until": Filter(until=NOW - 20 * DAY),
         "everything": Filter(
             route="stripe", type="invoice.*", handler="handlers.h1",
-            since=NOW - 9 * DAY, until=NOW - DAY, limit=50,
+            since=NOW - 9 * DAY, until=NOW - DAY,
         ),
     }  # fmt: skip
+    of_dead = query == "list_dead"
+    mark = (NOW - DAY, 2**40) if of_dead else (NOW - DAY, "stripe", "")
     for by, filter in filters.items():
-        rows = None if by == "rare_type" else filter.limit
-        yield Case(query=query, arguments=filter.arguments, by=by, rows=rows)
+        rows = None if by in ("rare_type", "account") else 50
+        asked = filter.of_dead if of_dead else filter.of_events
+        beginning = (None,) * len(mark)
+        yield Case(query=query, arguments=(*asked, 50, *beginning), by=by, rows=rows)
+        yield Case(query=query, arguments=(*asked, 50, *mark), by=f"{by}_after", rows=rows)
 
 
 CASES: Final = [
@@ -217,6 +223,7 @@ CASES: Final = [
     Case(query="list_attempts", arguments=(PENDING,), rows=BATCH),
     Case(query="list_effects", arguments=(PENDING,), rows=BATCH),
     Case(query="list_audit", arguments=(PENDING,), rows=BATCH),
+    Case(query="list_all_audit", arguments=(50, None), rows=50),
     Case(query="count_unfinished", rows=EVENTS - RUNNING_FROM),
     Case(query="count_blocked", rows=EVENTS - RUNNING_FROM),
     Case(query="count_received", arguments=(timedelta(hours=1),), rows=200),

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import gateway
+from gateway.api.operations import OPERATIONS
 from gateway.cli import app
 from gateway.receive.metrics import Metrics
 from gateway.routes import json_schema, load_config
@@ -61,6 +62,7 @@ def test_the_pages_that_people_were_promised_are_there() -> None:
     names = {page.name for page in PAGES}
     assert names >= {
         "README.md",
+        "api.md",
         "routes.md",
         "settings.md",
         "commands.md",
@@ -159,6 +161,17 @@ def _metrics() -> set[str]:
     return {
         f"{metric.name}_total" if metric.type == "counter" else metric.name
         for metric in Metrics().registry.collect()
+    }
+
+
+def test_every_operation_of_the_api_is_documented() -> None:
+    documented = {name: row[1:] for name, row in _documented(_text("api.md"), r"[a-z_]+").items()}
+    assert documented == {
+        operation.name: [
+            f"`{operation.method} {operation.path.replace(':path', '')}`",
+            operation.summary,
+        ]
+        for operation in OPERATIONS
     }
 
 

@@ -15,6 +15,14 @@ from gateway.settings import VARIABLES, Settings, discover, load_settings
 PASSWORD = "hunter2"
 DATABASE_URL = f"postgresql://gateway:{PASSWORD}@db.example/gateway"
 REDIS_URL = f"rediss://:{PASSWORD}@redis.example:6380/1"
+TOKEN = "0123456789abcdef-token"
+ANY_TEXT = {
+    "GATEWAY_CONFIG",
+    "GATEWAY_DATA_DIR",
+    "GATEWAY_DEV_SECRETS",
+    "GATEWAY_ADMIN_TOKEN",
+    "GATEWAY_METRICS_TOKEN",
+}
 
 
 def problems(environ: dict[str, str]) -> dict[str, Problem]:
@@ -74,6 +82,8 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_QUEUE_DEPTH": "7",
         "GATEWAY_ENGINES": "wheels",
         "GATEWAY_DEV_SECRETS": "secrets.json",
+        "GATEWAY_ADMIN_TOKEN": TOKEN,
+        "GATEWAY_METRICS_TOKEN": TOKEN[::-1],
         "GATEWAY_TEST_DATABASE_URL": DATABASE_URL,
     }
     assert environ.keys() == VARIABLES.keys()
@@ -94,6 +104,10 @@ def test_every_variable_is_read() -> None:
     assert settings.spool_size == 0
     assert settings.engines == "wheels"
     assert settings.dev_secrets == Path("secrets.json")
+    assert settings.admin_token is not None
+    assert settings.admin_token.get_secret_value() == TOKEN
+    assert settings.metrics_token is not None
+    assert settings.metrics_token.get_secret_value() == TOKEN[::-1]
     assert settings.test_database_url is not None
     assert settings.test_database_url.get_secret_value() == DATABASE_URL
 
@@ -171,7 +185,7 @@ def test_a_url_in_the_wrong_variable_is_not_shown_either(variable: str) -> None:
     except ConfigInvalid as refused:
         shown = str(refused)
     else:
-        assert variable in {"GATEWAY_CONFIG", "GATEWAY_DATA_DIR", "GATEWAY_DEV_SECRETS"}
+        assert variable in ANY_TEXT
         shown = str(settings.port)
     assert PASSWORD not in shown
 
@@ -182,7 +196,7 @@ def test_an_unknown_variable_is_a_problem_that_names_the_closest() -> None:
     typo, foo = found["GATEWAY_DATABSE_URL"], found["GATEWAY_FOO"]
     assert (typo.file, typo.found) == ("environment", "an unknown variable")
     assert typo.expected.endswith("(did you mean GATEWAY_DATABASE_URL?)")
-    assert foo.expected.startswith("one of GATEWAY_CONCURRENCY, GATEWAY_CONFIG, ")
+    assert foo.expected.startswith("one of GATEWAY_ADMIN_TOKEN, GATEWAY_CONCURRENCY, ")
     assert all(name in foo.expected for name in VARIABLES)
 
 
@@ -196,6 +210,14 @@ def test_every_bad_variable_is_reported_at_once() -> None:
         "GATEWAY_HOST": "127.0.0.1",
     }
     assert problems(environ).keys() == environ.keys() - {"GATEWAY_HOST"}
+
+
+@pytest.mark.parametrize("token", ["short", "x" * 513, "a token with spaces in", "t\u00f6k" * 10])
+def test_a_token_that_can_be_guessed_or_not_be_sent_is_refused_and_not_shown(token: str) -> None:
+    problem = problems({"GATEWAY_ADMIN_TOKEN": token})["GATEWAY_ADMIN_TOKEN"]
+    assert token not in str(problem)
+    assert "visible ASCII" in problem.expected
+    assert TOKEN not in repr(load_settings({"GATEWAY_ADMIN_TOKEN": TOKEN}))
 
 
 def test_urls_do_not_show_in_settings() -> None:

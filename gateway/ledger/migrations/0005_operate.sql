@@ -19,6 +19,37 @@ comment on column gateway.deliveries.not_before is
 alter table gateway.audit add column handler text;
 comment on column gateway.audit.handler is 'What a pause was of.';
 
+-- Orders for everything that matches: carried out step by step, and gone on with after a crash.
+create table gateway.bulk_orders (
+    id            bigint generated always as identity primary key,
+    action        text        not null check (action in ('replay', 'discard', 'deliver')),
+    -- What was asked for; null or missing: no matter which.
+    filter        jsonb       not null,
+    actor         text        not null,
+    reason        text,
+    -- Deliveries a second; null: as fast as it goes.
+    rate          integer     check (rate > 0),
+    -- What became dead, or was received, later than this is not of this order.
+    began_at      timestamptz not null,
+    -- How many matched when it began.
+    total         bigint      not null,
+    moved         bigint      not null default 0,
+    -- Those that have no payload any more.
+    skipped       bigint      not null default 0,
+    -- How far it has come: finished_at and id of a dead delivery, or received_at, route and id of an event.
+    mark_at       timestamptz not null default '-infinity',
+    mark_id       bigint      not null default 0,
+    mark_route    text        not null default '',
+    mark_event_id text        not null default '',
+    status        text        not null default 'running' check (status in ('running', 'stopped', 'done')),
+    stepped_at    timestamptz not null default now(),
+    finished_at   timestamptz
+);
+comment on table gateway.bulk_orders is 'Replays, discards and deliveries of everything that matches a filter, and how far each has come.';
+
+alter table gateway.audit add column order_id bigint;
+comment on column gateway.audit.order_id is 'The bulk order of which this was a part.';
+
 -- For erasing, and finding, what belongs to one account.
 create index processed_events_account on gateway.processed_events (account, received_at)
     where account is not null;

@@ -17,8 +17,10 @@ where coalesce(e.route = $1, true)
         where d.route = e.route and d.event_id = e.event_id and d.handler = $3))
   and e.received_at >= coalesce($4, timestamptz '-infinity')
   and e.received_at < coalesce($5, timestamptz 'infinity')
+  and coalesce(e.account = $6, $6 is null)
+  and (e.received_at, e.route, e.event_id) < (coalesce($8, timestamptz 'infinity'), coalesce($9, ''), coalesce($10, ''))
 order by e.received_at desc, e.route desc, e.event_id desc
-limit $6;
+limit $7;
 
 -- name: find_events
 -- Events with this id, on any route or on one (primary key, one probe per route that has events).

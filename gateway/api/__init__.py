@@ -1,0 +1,1 @@
+"""What people can ask and order: one table of operations, over HTTP or in the same process."""

@@ -1,0 +1,139 @@
+"""Whom a command asks: the ledger itself, or a gateway far away that has it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.api.http import ACTOR_HEADER
+from gateway.api.office import Office
+from gateway.api.operation import PREFIX, Operation, Params
+from gateway.errors import CommandFailed, ConfigInvalid, NotFound, Problem, StorageUnavailable
+from gateway.ledger.connection import Connection, connect
+from gateway.ledger.migrate import check_version
+from gateway.project import database_url
+from gateway.queue.handoff import wake
+from gateway.secrets import Secret
+from gateway.settings import Settings
+
+ANSWER_S: Final = 60.0
+"""A count over a hundred thousand dead letters takes seconds."""
+
+P = TypeVar("P", bound=Params)
+R = TypeVar("R")
+
+
+class Desk(Protocol):
+    """Takes operations."""
+
+    async def ask(self, operation: Operation[P, R], params: P) -> R:
+        """Carries it out, or has it carried out. Raises a GatewayError that says why not."""
+
+
+def open_desk(settings: Settings, url: str | None, actor: str) -> AbstractAsyncContextManager[Desk]:
+    """The gateway at a URL, or the ledger that the settings name."""
+    return _ledger(settings, actor) if url is None else _remote(settings, url, actor)
+
+
+class LedgerDesk:
+    """Carries operations out in this process."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+
+    async def ask(self, operation: Operation[P, R], params: P) -> R:
+        return await operation.run(self.office, params)
+
+
+@asynccontextmanager
+async def _ledger(settings: Settings, actor: str) -> AsyncIterator[LedgerDesk]:
+    connection: Connection = await connect(
+        database_url(settings), name="gateway command", command_timeout_s=ANSWER_S
+    )
+
+    async def tell(delivery_ids: Sequence[int]) -> None:
+        await wake(settings, delivery_ids)
+
+    try:
+        await check_version(connection)
+        yield LedgerDesk(Office(settings=settings, ledger=connection, actor=actor, wake=tell))
+    finally:
+        await connection.close()
+
+
+class RemoteDesk:
+    """Asks a gateway to carry operations out."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def ask(self, operation: Operation[P, R], params: P) -> R:
+        given = params.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        path = operation.path.replace(":path", "")
+        for name in operation.in_path:
+            path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
+        sent = {"json": given} if operation.in_body else {"params": given}
+        try:
+            answer = await self._http.request(operation.method, path.lstrip("/"), **sent)  # type: ignore[arg-type]
+        except httpx.HTTPError as error:
+            where = self._http.base_url.host
+            raise StorageUnavailable(f"the gateway at {where} does not answer: {error}") from error
+        if answer.is_success:
+            return _read(operation, answer)
+        raise _refusal(answer)
+
+
+def _read(operation: Operation[Any, R], answer: httpx.Response) -> R:
+    try:
+        value: R = TypeAdapter(operation.result).validate_json(answer.content)
+    except ValidationError:
+        raise CommandFailed(
+            f"the gateway's answer to {operation.name} cannot be read: "
+            "is it the same version as this command?"
+        ) from None
+    return value
+
+
+def _refusal(answer: httpx.Response) -> CommandFailed | StorageUnavailable:
+    try:
+        told = answer.json()
+        detail = str(told.get("detail") or told["error"])
+    except (ValueError, KeyError, AttributeError):
+        detail = f"status {answer.status_code}"
+    match answer.status_code:
+        case 401:
+            return CommandFailed("the gateway refused the token: see GATEWAY_ADMIN_TOKEN")
+        case 404 if "detail" not in answer.text:
+            return CommandFailed("there is no Admin API: it is off without GATEWAY_ADMIN_TOKEN")
+        case 404:
+            return NotFound(detail)
+        case 503:
+            return StorageUnavailable(f"the gateway says: {detail}")
+    return CommandFailed(detail)
+
+
+@asynccontextmanager
+async def _remote(settings: Settings, url: str, actor: str) -> AsyncIterator[RemoteDesk]:
+    token = _token(settings)
+    headers = {
+        "authorization": f"Bearer {token.reveal().decode()}",
+        ACTOR_HEADER: actor.encode("ascii", "replace").decode(),
+    }
+    base = httpx.URL(url.rstrip("/") + PREFIX + "/")
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=ANSWER_S) as http:
+        yield RemoteDesk(http)
+
+
+def _token(settings: Settings) -> Secret:
+    if settings.admin_token is None:
+        missing = Problem(
+            file="environment",
+            key="GATEWAY_ADMIN_TOKEN",
+            found="nothing",
+            expected="the token of the gateway that --url names",
+        )
+        raise ConfigInvalid([missing])
+    return Secret(settings.admin_token.get_secret_value().encode())

@@ -1,0 +1,209 @@
+"""The operations over HTTP: token, parameters, answer."""
+
+import hmac
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+import structlog
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.api.office import Office
+from gateway.api.openapi import describe_api
+from gateway.api.operation import PREFIX, Operation, Params
+from gateway.errors import (
+    BadRequest,
+    CommandFailed,
+    ConfigInvalid,
+    GatewayError,
+    NotFound,
+    SchemaMismatch,
+    StorageUnavailable,
+    TransitionRefused,
+)
+from gateway.ledger.connection import TROUBLE, describe
+from gateway.notation.problems import one_of, refusals
+from gateway.secrets import Secret
+
+LARGEST_BODY: Final = 64 * 1024
+ACTOR_HEADER: Final = "gateway-actor"
+LONGEST_ACTOR: Final = 100
+
+log = structlog.get_logger("gateway.api")
+
+
+class TooMuch(Exception):
+    """More was sent than any operation takes."""
+
+
+def routes(
+    operations: Iterable[Operation[Any, Any]],
+    *,
+    token: Secret,
+    open_office: Callable[[str], Office],
+) -> list[BaseRoute]:
+    """All operations, each behind the token, with the document that describes them."""
+    operations = tuple(operations)
+    document = orjson.dumps(describe_api(operations))
+
+    async def openapi(request: Request) -> Response:
+        if not bears(request, token):
+            return UNAUTHORIZED
+        return Response(document, media_type="application/json")
+
+    async def unknown(request: Request) -> Response:
+        """Also behind the token: strangers learn nothing of what there is."""
+        if not bears(request, token):
+            return UNAUTHORIZED
+        path = request.url.path.removeprefix(PREFIX)
+        return error(404, "NOT_FOUND", f"found {path[:200]!r}; see {PREFIX}/openapi.json")
+
+    by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    return [
+        Route(f"{PREFIX}/openapi.json", openapi, methods=["GET"]),
+        *(
+            Route(PREFIX + path, _Endpoint(methods, token, open_office), methods=None)
+            for path, methods in by_path.items()
+        ),
+        Route(PREFIX + "/{rest:path}", unknown, methods=None),
+    ]
+
+
+def bears(request: Request, *tokens: Secret) -> bool:
+    """Whether the request has one of these tokens; compared in constant time."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    sent = given.strip().encode("latin-1", "replace")
+    matches = [hmac.compare_digest(sent, token.reveal()) for token in tokens]
+    return scheme.lower() == "bearer" and any(matches)
+
+
+class _Endpoint:
+    """One path with its methods."""
+
+    def __init__(
+        self,
+        methods: dict[str, Operation[Any, Any]],
+        token: Secret,
+        open_office: Callable[[str], Office],
+    ) -> None:
+        self._methods = methods
+        self._token = token
+        self._open_office = open_office
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        with suppress(ClientDisconnect):
+            answer = await self._answer(request)
+            await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        if not bears(request, self._token):
+            return UNAUTHORIZED
+        operation = self._methods.get(request.method)
+        if operation is None:
+            allowed = {"allow": ", ".join(sorted(self._methods)), "connection": "close"}
+            return error(405, "METHOD_NOT_ALLOWED", one_of(self._methods), headers=allowed)
+        try:
+            params = operation.params.model_validate(await _given(operation, request))
+        except ValidationError as invalid:
+            return error(400, "BAD_REQUEST", _words(operation.params, invalid))
+        except BadRequest as refused:
+            return error(400, "BAD_REQUEST", str(refused))
+        except TooMuch as refused:
+            return error(413, "TOO_LARGE", str(refused), headers={"connection": "close"})
+        return await self._carry_out(operation, params, _actor(request))
+
+    async def _carry_out(
+        self, operation: Operation[Any, Any], params: Params, actor: str
+    ) -> Response:
+        try:
+            result = await operation.run(self._open_office(actor), params)
+        except BadRequest as refused:
+            return error(400, "BAD_REQUEST", str(refused))
+        except NotFound as failed:
+            return error(404, "NOT_FOUND", str(failed))
+        except (CommandFailed, TransitionRefused) as refused:
+            return error(409, "REFUSED", str(refused))
+        except (StorageUnavailable, SchemaMismatch, *TROUBLE) as failed:
+            log.warning("ledger_unreachable", operation=operation.name, error=describe(failed))
+            return error(503, "UNAVAILABLE", "the ledger cannot be reached", headers=LATER)
+        except ConfigInvalid as failed:
+            return error(409, "REFUSED", str(failed))
+        except GatewayError as failed:
+            log.exception("operation_failed", operation=operation.name)
+            return error(500, "FAILED", type(failed).__name__)
+        body = orjson.dumps(result, default=str, option=orjson.OPT_UTC_Z)
+        return Response(body, operation.status, media_type="application/json")
+
+
+async def _given(operation: Operation[Any, Any], request: Request) -> dict[str, Any]:
+    given: dict[str, Any] = dict(request.path_params)
+    if operation.in_body:
+        if request.url.query:
+            raise BadRequest("found a query; expected everything in the JSON body")
+        more: Any = await _body(request)
+    else:
+        more = dict(request.query_params)
+        if len(more) != len(request.query_params.multi_items()):
+            raise BadRequest("found a parameter twice; expected each at most once")
+    if twice := given.keys() & more.keys():
+        raise BadRequest(f"found {', '.join(sorted(twice))} beside the path; expected it there")
+    return {**given, **more}
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST_BODY:
+            raise TooMuch(f"found a body over {LARGEST_BODY} bytes")
+    if not body:
+        return {}
+    try:
+        value: Any = orjson.loads(body)
+    except ValueError:
+        raise BadRequest("found a body that is no JSON; expected a JSON object") from None
+    if not isinstance(value, dict):
+        raise BadRequest("found JSON that is no object; expected a JSON object")
+    return {str(name): given for name, given in value.items()}
+
+
+def _words(params: type[Params], invalid: ValidationError) -> str:
+    told = []
+    for refusal in refusals(invalid):
+        name = ".".join(map(str, refusal.location)) or "the parameters"
+        expected = refusal.expected
+        if refusal.unknown:
+            expected = one_of(params.model_fields, like=str(refusal.location[-1]))
+        told.append(f"{name[:100]}: found {refusal.found}; expected {expected}")
+    return "; ".join(told)
+
+
+def _actor(request: Request) -> str:
+    """Whoever has the token may say for whom he acts."""
+    name = request.headers.get(ACTOR_HEADER, "")
+    if 0 < len(name) <= LONGEST_ACTOR and name.isprintable():
+        return f"{name} (api)"
+    return "api"
+
+
+def error(
+    status: int, code: str, detail: str, *, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """What every refusal looks like."""
+    return JSONResponse({"error": code, "detail": detail}, status, headers)
+
+
+LATER: Final = {"retry-after": "5"}
+UNAUTHORIZED: Final = error(
+    401,
+    "UNAUTHORIZED",
+    "expected the header Authorization: Bearer, with GATEWAY_ADMIN_TOKEN",
+    headers={"www-authenticate": "Bearer", "connection": "close"},
+)

@@ -1,0 +1,69 @@
+"""Where operations are carried out: by a process that has the ledger at hand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import asyncpg
+import structlog
+
+from gateway.ledger.connection import Connection, Executor, Pooled
+from gateway.project import Project, load_project
+from gateway.settings import Settings
+
+log = structlog.get_logger("gateway.api")
+
+
+class Background:
+    """Work that goes on after its order was answered."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Ends all of it; what it was at can be gone on with."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background_work_failed", work=task.get_name(), error=str(error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Office:
+    """What operations need."""
+
+    settings: Settings
+    ledger: Executor
+    actor: str
+    """Who orders, for the audit log."""
+    wake: Callable[[Sequence[int]], Awaitable[None]]
+    """Tells workers of deliveries that may run now."""
+    background: Background | None = None
+    """Who goes on with long work; None where the caller does so himself."""
+    loaded: Project | None = field(default=None)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Connection | Pooled]:
+        """One connection, for work in a transaction."""
+        if isinstance(self.ledger, asyncpg.Pool):
+            async with self.ledger.acquire() as connection:
+                yield connection
+        else:
+            yield self.ledger
+
+    @cached_property
+    def project(self) -> Project:
+        """Routes and handlers, read when they are needed. Raises ConfigInvalid."""
+        return self.loaded or load_project(self.settings)

@@ -1,0 +1,17 @@
+"""The table of operations."""
+
+from typing import Any, Final
+
+from gateway.api.operation import Operation
+from gateway.api.operations.audit import AUDIT
+from gateway.api.operations.dead import DEAD
+from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, SHOW
+
+OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
+    EVENTS,
+    SHOW,
+    DEAD,
+    REPLAY,
+    DISCARD,
+    AUDIT,
+)

@@ -1,0 +1,118 @@
+"""Events and single deliveries: to look at, to run again, to give up."""
+
+from base64 import b64encode
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, Field
+
+from gateway.api.filters import FilterParams
+from gateway.api.office import Office
+from gateway.api.operation import Operation, Params
+from gateway.api.paging import Cursor, Page, PageParams
+from gateway.api.shapes import EventDetail, EventRow
+from gateway.api.texts import Id, Text
+from gateway.errors import NotFound
+from gateway.failpoints import reached
+from gateway.ledger.deliveries import discard, replay
+from gateway.operate.inspect import find, list_events
+
+DeliveryId = Annotated[int, Field(ge=1, le=2**63 - 1, description="The id of a delivery.")]
+Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
+PLACE = Cursor("received_at", "route", "event_id", values=tuple[AwareDatetime, Words, Words])
+
+
+class EventsParams(PageParams, FilterParams):
+    """Which events, and which part of their listing."""
+
+
+class ShowParams(Params):
+    """Which event."""
+
+    id: Annotated[Id, Field(description="An event id, or the id of one of its deliveries.")]
+    route: Annotated[Text | None, Field(description="Only on this route.")] = None
+
+
+class OrderParams(Params):
+    """Which delivery, and why."""
+
+    delivery_id: DeliveryId
+    reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
+
+
+async def _events(office: Office, params: EventsParams) -> Page[EventRow]:
+    mark = PLACE.read(params.after)
+    rows = await list_events(office.ledger, params.filter, mark, params.limit + 1)
+    return PLACE.page(rows, params.limit)
+
+
+async def _show(office: Office, params: ShowParams) -> list[EventDetail]:
+    found = await find(office.ledger, params.id, params.route)
+    if not found:
+        raise NotFound(f"there is no event or delivery {params.id!r}" + _on(params.route))
+    return [_readable(event) for event in found]
+
+
+def _on(route: str | None) -> str:
+    return "" if route is None else f" on route {route!r}"
+
+
+def _readable(event: dict[str, Any]) -> EventDetail:
+    """With its bytes as text for people, and in full."""
+    body = event["body"]
+    detail: EventDetail = event | {  # type: ignore[assignment]
+        "body": None if body is None else body.decode("utf-8", "backslashreplace"),
+        "body_base64": None if body is None else b64encode(body).decode(),
+    }
+    return detail
+
+
+async def _replay(office: Office, params: OrderParams) -> dict[str, int]:
+    due = await replay(office.ledger, params.delivery_id, actor=office.actor, reason=params.reason)
+    reached("replay.marked")
+    await office.wake(due)
+    return {"delivery_id": params.delivery_id}
+
+
+async def _discard(office: Office, params: OrderParams) -> dict[str, int]:
+    due = await discard(office.ledger, params.delivery_id, actor=office.actor, reason=params.reason)
+    reached("replay.marked")
+    await office.wake(due)
+    return {"delivery_id": params.delivery_id}
+
+
+EVENTS = Operation(
+    name="events",
+    method="GET",
+    path="/events",
+    summary="Events, newest first, with how their deliveries stand.",
+    params=EventsParams,
+    result=Page[EventRow],
+    run=_events,
+)
+SHOW = Operation(
+    name="show",
+    method="GET",
+    path="/events/{id:path}",
+    summary="Events with this id, with their deliveries, every attempt, effects and audit.",
+    params=ShowParams,
+    result=list[EventDetail],
+    run=_show,
+)
+REPLAY = Operation(
+    name="replay",
+    method="POST",
+    path="/deliveries/{delivery_id}/replay",
+    summary="Run a delivery again, now, with a fresh round of attempts.",
+    params=OrderParams,
+    result=dict[str, int],
+    run=_replay,
+)
+DISCARD = Operation(
+    name="discard",
+    method="POST",
+    path="/deliveries/{delivery_id}/discard",
+    summary="Give a delivery up.",
+    params=OrderParams,
+    result=dict[str, int],
+    run=_discard,
+)

@@ -1,0 +1,129 @@
+"""What operations answer, field by field: the same words as the commands' `--json`."""
+
+from datetime import datetime
+
+from typing_extensions import TypedDict
+
+
+class EventRow(TypedDict):
+    """An event in a listing."""
+
+    received_at: datetime
+    route: str
+    event_id: str
+    type: str
+    account: str | None
+    livemode: bool | None
+    occurred_at: datetime | None
+    provider: str
+    replay_of: str | None
+    spooled: bool
+    payload_kept: bool
+    deliveries: dict[str, int]
+    note: str | None
+
+
+class DeadRow(TypedDict):
+    """A dead letter in a listing."""
+
+    delivery_id: int
+    route: str
+    event_id: str
+    type: str
+    account: str | None
+    handler: str
+    status: str
+    attempts: int
+    error: str | None
+    created_at: datetime
+    finished_at: datetime
+
+
+class Attempt(TypedDict):
+    """One run of a delivery."""
+
+    delivery_id: int
+    number: int
+    started_at: datetime
+    finished_at: datetime
+    outcome: str
+    error: str | None
+
+
+class Effect(TypedDict):
+    """An outside effect of a delivery."""
+
+    delivery_id: int
+    name: str
+    status: str
+    calls: int
+    result: str | None
+    begun_at: datetime
+    finished_at: datetime | None
+
+
+class DeliveryAudit(TypedDict):
+    """What someone did to a delivery."""
+
+    delivery_id: int
+    at: datetime
+    actor: str
+    action: str
+    reason: str | None
+
+
+class DeliveryDetail(TypedDict):
+    """A delivery with all that happened to it."""
+
+    delivery_id: int
+    route: str
+    event_id: str
+    handler: str
+    status: str
+    attempts: int
+    error: str | None
+    created_at: datetime
+    due_at: datetime | None
+    leased_at: datetime | None
+    finished_at: datetime | None
+    order_key: str | None
+    held_by: int | None
+    held_by_status: str | None
+    attempt_log: list[Attempt]
+    effects: list[Effect]
+    audit: list[DeliveryAudit]
+
+
+class EventDetail(TypedDict):
+    """An event with its deliveries."""
+
+    route: str
+    event_id: str
+    provider: str
+    type: str
+    account: str | None
+    livemode: bool | None
+    occurred_at: datetime | None
+    received_at: datetime
+    digest: str
+    headers: dict[str, str] | None
+    body: str | None
+    body_base64: str | None
+    replay_of: str | None
+    spooled: bool
+    deliveries: list[DeliveryDetail]
+
+
+class AuditRow(TypedDict):
+    """What someone did."""
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    delivery_id: int | None
+    order_id: int | None
+    route: str | None
+    handler: str | None
+    event_id: str | None
+    reason: str | None

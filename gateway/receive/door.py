@@ -1,0 +1,119 @@
+"""What the URLs of webhooks and of queues have in common: their bounds, times, counts and answers.
+
+No framework: every microsecond is here.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from starlette.types import Receive, Scope
+
+from gateway.errors import BodyTimeout, RequestRejected, StorageUnavailable
+from gateway.ledger.claims import Claimer
+from gateway.providers import Headers
+from gateway.receive import answers
+from gateway.receive.admission import Admission, Overloaded
+from gateway.receive.answers import Answer
+from gateway.receive.body import SenderGone, read_body
+from gateway.receive.deadlines import Deadlines
+from gateway.receive.metrics import Metrics, Outcomes
+from gateway.receive.protocol import Reply
+from gateway.receive.throttle import Throttle
+from gateway.registry import Registry
+from gateway.routes import Route
+
+COMPLAINTS_PER_SECOND: Final = 20
+
+log = structlog.get_logger("gateway.receive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reception:
+    """What the doors of one process share."""
+
+    registry: Registry
+    claimer: Claimer
+    admission: Admission
+    deadlines: Deadlines
+    metrics: Metrics
+
+
+class Door(ABC):
+    """Takes the requests of one route, by POST."""
+
+    def __init__(self, route: Route, reception: Reception) -> None:
+        metrics = reception.metrics
+        self._route = route
+        self._registry = reception.registry
+        self._claimer = reception.claimer
+        self._admission = reception.admission
+        self._deadlines = reception.deadlines
+        self._receive_s = route.receive_within.total_seconds()
+        self._acknowledge_s = route.ack_within.total_seconds()
+        self._count = Outcomes(metrics.requests, route.name)
+        self._conflicts = metrics.conflicts.labels(route.name)
+        self._observe = metrics.acknowledge.labels(route.name).observe
+        self._log = log.bind(route=route.name)
+        self._complaints = Throttle(COMPLAINTS_PER_SECOND)
+
+    @abstractmethod
+    async def _receive(self, headers: Headers, body: bytes) -> Answer:
+        """What becomes of a request that has arrived."""
+
+    async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        if scope["method"] != "POST":
+            answers.METHOD_NOT_ALLOWED.send(reply)
+            return
+        try:
+            answer = await self._answer(scope, receive)
+        except SenderGone:
+            self._log.info("sender_gone")
+            return
+        answer.send(reply)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        try:
+            with (
+                self._admission.enter() as place,
+                self._deadlines.within(self._receive_s, self._body_late) as deadline,
+            ):
+                headers = {
+                    name.decode("latin-1"): value.decode("latin-1")
+                    for name, value in scope["headers"]
+                }
+                body = await read_body(headers, receive, place, limit=self._route.max_body)
+                started = time.monotonic()
+                deadline.move(self._acknowledge_s, self._claim_late)
+                answer = await self._receive(headers, body)
+                self._observe(time.monotonic() - started)
+                return answer
+        except RequestRejected as rejection:
+            return self._refused(rejection)
+        except Overloaded as error:
+            self._count("UNAVAILABLE")
+            self._complain("overloaded", reason=str(error))
+            return answers.OVERLOADED
+        except StorageUnavailable as error:
+            self._count("UNAVAILABLE")
+            self._complain("not_durable", reason=str(error))
+            return answers.UNAVAILABLE
+
+    def _refused(self, rejection: RequestRejected) -> Answer:
+        self._count(rejection.code)
+        self._complain("request_refused", code=rejection.code, reason=rejection.reason)
+        return answers.refused(rejection)
+
+    def _body_late(self) -> Exception:
+        return BodyTimeout(f"the body was not complete within {self._receive_s:g} s")
+
+    def _claim_late(self) -> Exception:
+        self._claimer.suspect()
+        return StorageUnavailable(f"not durable within {self._acknowledge_s:g} s")
+
+    def _complain(self, event: str, **fields: str) -> None:
+        """A warning, unless strangers have already caused enough of them this second."""
+        if self._complaints.allow():
+            self._log.warning(event, left_out_before=self._complaints.take_left_out(), **fields)

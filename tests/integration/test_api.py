@@ -1,0 +1,123 @@
+"""The Admin API: behind its token, in the same words as the commands, and never a 500."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from gateway.api.http import routes
+from gateway.api.office import Background, Office
+from gateway.api.operations import OPERATIONS
+from gateway.ledger.connection import open_pool
+from gateway.secrets import Secret
+from gateway.settings import Settings
+from tests.support.ledger import Reader, claim_all, make_claim
+
+TOKEN = "a-token-for-the-tests"
+
+
+@pytest.fixture
+async def api(database_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    pool = await open_pool(database_url, name="test api", size=2, command_timeout_s=10)
+    background, woken = Background(), list[int]()
+
+    async def wake(delivery_ids: Sequence[int]) -> None:
+        woken.extend(delivery_ids)
+
+    def open_office(actor: str) -> Office:
+        return Office(
+            settings=Settings(), ledger=pool, actor=actor, wake=wake, background=background
+        )
+
+    app = Starlette(
+        routes=routes(OPERATIONS, token=Secret(TOKEN.encode()), open_office=open_office)
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app),
+        base_url="http://gateway/api/v1",
+        headers={"authorization": f"Bearer {TOKEN}"},
+    ) as client:
+        yield client
+    await background.stop()
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"],
+)
+@pytest.mark.parametrize("path", ["/status", "/openapi.json", "/events/evt_1", "/nothing", "/"])
+async def test_without_its_token_nothing_answers(
+    api: httpx.AsyncClient, path: str, authorization: str
+) -> None:
+    answer = await api.get(path, headers={"authorization": authorization})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["error"] == "UNAUTHORIZED"
+
+
+async def test_a_token_that_is_no_ascii_is_a_wrong_one(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/status", headers={b"authorization": b"Bearer \xff\xfe"})
+    assert answer.status_code == 401
+
+
+async def test_an_event_is_shown_with_all_that_happened_to_it(
+    api: httpx.AsyncClient, database_url: str
+) -> None:
+    await claim_all(database_url, [make_claim("evt/1 ü")])
+    answer = await api.get("/events/evt%2F1%20%C3%BC")
+    assert answer.status_code == 200
+    [event] = answer.json()
+    assert event["event_id"] == "evt/1 ü"
+    assert [d["status"] for d in event["deliveries"]] == ["pending"]
+    missing = await api.get("/events/evt_none")
+    assert (missing.status_code, missing.json()["error"]) == (404, "NOT_FOUND")
+
+
+async def test_an_order_is_audited_with_who_gave_it(
+    api: httpx.AsyncClient, database_url: str, ledger: Reader
+) -> None:
+    [claimed] = await claim_all(database_url, [make_claim("evt_1")])
+    [delivery_id] = claimed.delivery_ids
+    answer = await api.post(
+        f"/deliveries/{delivery_id}/discard",
+        json={"reason": "a test order"},
+        headers={"gateway-actor": "ann"},
+    )
+    assert answer.status_code == 200
+    assert await ledger.value("select status from gateway.deliveries") == "discarded"
+    [row] = await ledger.rows("select actor, action, reason from gateway.audit")
+    assert tuple(row.values()) == ("ann (api)", "discard", "a test order")
+    again = await api.post(f"/deliveries/{delivery_id}/discard", json={})
+    assert (again.status_code, again.json()["error"]) == (409, "REFUSED")
+    gone = await api.post("/deliveries/99/replay", json={})
+    assert gone.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "no JSON"),
+        (b"[]", "no object"),
+        (b'{"reason": 7}', "reason: found 7; expected text"),
+        (b'{"raeson": "x"}', "raeson: found an unknown key; expected one of"),
+        (b'{"reason": "a\\u0000b"}', "reason: found"),
+        (b'{"reason": "\\ud800"}', "no JSON"),
+        (b'{"delivery_id": 2}', "found delivery_id beside the path"),
+    ],
+)
+async def test_what_cannot_be_used_is_told(api: httpx.AsyncClient, body: bytes, said: str) -> None:
+    answer = await api.post("/deliveries/1/replay", content=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
+    assert said in answer.json()["detail"]
+
+
+async def test_a_body_that_is_too_large_is_refused(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/deliveries/1/replay", content=b" " * 70_000)
+    assert answer.status_code == 413
+
+
+async def test_another_method_is_told_which_there_are(api: httpx.AsyncClient) -> None:
+    answer = await api.delete("/deliveries/1/replay")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
