@@ -1,0 +1,60 @@
+"""Standard Webhooks, the sending side: keys, signatures and headers.
+
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+import base64
+import binascii
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.notation.problems import Unexpected
+
+PREFIX: Final = "whsec_"
+FEWEST_KEY_BYTES: Final = 24
+MOST_KEY_BYTES: Final = 64
+KEY_EXPECTED: Final = (
+    f"{PREFIX} and the base64 of {FEWEST_KEY_BYTES} to {MOST_KEY_BYTES} random bytes, such as"
+    f" {PREFIX}$(openssl rand -base64 32)"
+)
+
+
+class KeyMalformed(Unexpected):
+    """Text that is no signing key. Neither `found` nor `expected` shows any of it."""
+
+
+def parse_key(text: str) -> bytes:
+    """The bytes that sign. Raises KeyMalformed."""
+    if not text.startswith(PREFIX):
+        raise KeyMalformed(found=f"a key without {PREFIX} (not shown)", expected=KEY_EXPECTED)
+    key = _decode(text.removeprefix(PREFIX))
+    if key is None:
+        raise KeyMalformed(found="a key that is not base64 (not shown)", expected=KEY_EXPECTED)
+    if not FEWEST_KEY_BYTES <= len(key) <= MOST_KEY_BYTES:
+        raise KeyMalformed(found=f"a key of {len(key)} bytes", expected=KEY_EXPECTED)
+    return key
+
+
+def _decode(text: str) -> bytes | None:
+    """None for what a receiver's library would read differently: other alphabets, no padding."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):  # ValueError: not ASCII
+        return None
+
+
+def sign(id: str, timestamp: int, body: bytes, keys: Sequence[bytes]) -> str:
+    """One signature per key, so that a receiver can change from one to the next."""
+    message = b"%b.%d.%b" % (id.encode(), timestamp, body)
+    digests = (hmac.digest(key, message, "sha256") for key in keys)
+    return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
+
+
+def headers(id: str, timestamp: int, body: bytes, keys: Sequence[bytes]) -> dict[str, str]:
+    """What goes out with the body: unsigned where there is no key.
+
+    The id must be the same at every attempt, and hold no `.`, which separates what is signed.
+    """
+    named = {"webhook-id": id, "webhook-timestamp": str(timestamp)}
+    return named | ({"webhook-signature": sign(id, timestamp, body, keys)} if keys else {})
