@@ -10,7 +10,8 @@ import structlog
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.office import Office
 from gateway.api.openapi import describe_api
@@ -30,6 +31,9 @@ from gateway.notation.problems import one_of, refusals
 from gateway.secrets import Secret
 
 LARGEST_BODY: Final = 64 * 1024
+LATER: Final = {"retry-after": "5"}
+CLOSING: Final = {"connection": "close"}
+"""The body, if there is one, was not read."""
 ACTOR_HEADER: Final = "gateway-actor"
 LONGEST_ACTOR: Final = 100
 
@@ -46,33 +50,50 @@ def routes(
     token: Secret,
     open_office: Callable[[str], Office],
 ) -> list[BaseRoute]:
-    """All operations, each behind the token, with the document that describes them."""
+    """All operations behind the token, with the document that describes them."""
     operations = tuple(operations)
-    document = orjson.dumps(describe_api(operations))
-
-    async def openapi(request: Request) -> Response:
-        if not bears(request, token):
-            return UNAUTHORIZED
-        return Response(document, media_type="application/json")
-
-    async def unknown(request: Request) -> Response:
-        """Also behind the token: strangers learn nothing of what there is."""
-        if not bears(request, token):
-            return UNAUTHORIZED
-        path = request.url.path.removeprefix(PREFIX)
-        return error(404, "NOT_FOUND", f"found {path[:200]!r}; see {PREFIX}/openapi.json")
-
     by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
-    return [
-        Route(f"{PREFIX}/openapi.json", openapi, methods=["GET"]),
-        *(
-            Route(PREFIX + path, _Endpoint(methods, token, open_office), methods=None)
-            for path, methods in by_path.items()
-        ),
-        Route(PREFIX + "/{rest:path}", unknown, methods=None),
-    ]
+    inside = Router(
+        [
+            Route("/openapi.json", _Document(orjson.dumps(describe_api(operations)))),
+            *(Route(path, _Endpoint(methods, open_office)) for path, methods in by_path.items()),
+        ],
+        default=_unknown,
+        redirect_slashes=False,
+    )
+    return [Mount(PREFIX, _Guarded(inside, token))]
+
+
+class _Guarded:
+    """Asks for the token before anything else: strangers learn nothing of what there is."""
+
+    def __init__(self, inside: ASGIApp, token: Secret) -> None:
+        self._inside = inside
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_known = bears(Request(scope), self._token)
+        with suppress(ClientDisconnect):
+            await (self._inside if is_known else UNAUTHORIZED)(scope, receive, send)
+
+
+class _Document:
+    """What describes the others."""
+
+    def __init__(self, document: bytes) -> None:
+        self._answer = Response(document, media_type="application/json")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_read = scope["method"] in ("GET", "HEAD")
+        await (self._answer if is_read else _other_method({"GET"}))(scope, receive, send)
+
+
+async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
+    path = scope["path"]
+    detail = f"found {path[:200]!r}; see {PREFIX}/openapi.json"
+    await error(404, "NOT_FOUND", detail, headers=CLOSING)(scope, receive, send)
 
 
 def bears(request: Request, *tokens: Secret) -> bool:
@@ -89,26 +110,19 @@ class _Endpoint:
     def __init__(
         self,
         methods: dict[str, Operation[Any, Any]],
-        token: Secret,
         open_office: Callable[[str], Office],
     ) -> None:
         self._methods = methods
-        self._token = token
         self._open_office = open_office
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive)
-        with suppress(ClientDisconnect):
-            answer = await self._answer(request)
-            await answer(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._answer(Request(scope, receive))
+        await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        if not bears(request, self._token):
-            return UNAUTHORIZED
         operation = self._methods.get(request.method)
         if operation is None:
-            allowed = {"allow": ", ".join(sorted(self._methods)), "connection": "close"}
-            return error(405, "METHOD_NOT_ALLOWED", one_of(self._methods), headers=allowed)
+            return _other_method(self._methods)
         try:
             params = operation.params.model_validate(await _given(operation, request))
         except ValidationError as invalid:
@@ -116,7 +130,7 @@ class _Endpoint:
         except BadRequest as refused:
             return error(400, "BAD_REQUEST", str(refused))
         except TooMuch as refused:
-            return error(413, "TOO_LARGE", str(refused), headers={"connection": "close"})
+            return error(413, "TOO_LARGE", str(refused), headers=CLOSING)
         return await self._carry_out(operation, params, _actor(request))
 
     async def _carry_out(
@@ -185,6 +199,11 @@ def _words(params: type[Params], invalid: ValidationError) -> str:
     return "; ".join(told)
 
 
+def _other_method(methods: Iterable[str]) -> Response:
+    allowed = {"allow": ", ".join(sorted(methods)), **CLOSING}
+    return error(405, "METHOD_NOT_ALLOWED", f"expected {one_of(methods)}", headers=allowed)
+
+
 def _actor(request: Request) -> str:
     """Whoever has the token may say for whom he acts."""
     name = request.headers.get(ACTOR_HEADER, "")
@@ -200,10 +219,9 @@ def error(
     return JSONResponse({"error": code, "detail": detail}, status, headers)
 
 
-LATER: Final = {"retry-after": "5"}
 UNAUTHORIZED: Final = error(
     401,
     "UNAUTHORIZED",
     "expected the header Authorization: Bearer, with GATEWAY_ADMIN_TOKEN",
-    headers={"www-authenticate": "Bearer", "connection": "close"},
+    headers={"www-authenticate": "Bearer", **CLOSING},
 )

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from gateway.api.operation import Params
-from gateway.errors import BadRequest
+from gateway.errors import NotFound
 
 T = TypeVar("T")
 
@@ -43,13 +43,13 @@ class Cursor(Generic[T]):
         self._values = TypeAdapter(values)
 
     def read(self, after: str | None) -> T | tuple[None, ...]:
-        """The values; all None at the beginning of the listing. Raises BadRequest."""
+        """The values; all None at the beginning of the listing. Raises NotFound."""
         if after is None:
             return (None,) * len(self._columns)
         try:
             return self._values.validate_json(urlsafe_b64decode(after.encode()))
         except ValueError:
-            raise BadRequest("after: found a text that no listing gave as `next`") from None
+            raise NotFound("after: found a text that no listing gave as `next`") from None
 
     def page(self, rows: Sequence[Mapping[str, Any]], limit: int) -> Page[Any]:
         """A page of rows of which one more was asked for than it has."""

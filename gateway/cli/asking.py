@@ -13,6 +13,7 @@ from gateway.api.operation import Operation, Params
 from gateway.api.paging import LONGEST_PAGE, Page, PageParams
 from gateway.notation.moments import parse_moment
 from gateway.notation.problems import Unexpected
+from gateway.routes.url import check_url
 from gateway.settings import discover, load_settings
 
 T = TypeVar("T")
@@ -23,11 +24,23 @@ R = TypeVar("R")
 SHORT: Final = 20
 """Rows of a listing for people, unless they say how many."""
 
+
+def _check_url(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            check_url(text)
+        except Unexpected as error:
+            expected = "a URL such as https://hooks.example.com"
+            raise typer.BadParameter(f"found {error.found}; expected {expected}") from None
+    return text
+
+
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
         metavar="URL",
+        callback=_check_url,
         help="Ask this gateway (https://hooks.example.com), with GATEWAY_ADMIN_TOKEN, "
         "and not the database.",
     ),

@@ -39,5 +39,13 @@ def _moment(value: object) -> datetime:
 Moment = Annotated[
     datetime,
     BeforeValidator(_moment),
-    WithJsonSchema({"type": "string", "examples": ["2h", "2026-11-16T02:00:00Z"]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "string", "pattern": "^[0-9]{1,4}[smhd]$"},
+            ],
+            "examples": ["2h", "2026-11-16T02:00:00Z"],
+        }
+    ),
 ]

@@ -122,7 +122,7 @@ def _rest(
         text = generate_latest(metrics.registry)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return Starlette(
+    app = Starlette(
         routes=[
             HttpRoute("/healthz", healthz),
             HttpRoute("/readyz", readyz),
@@ -132,6 +132,8 @@ def _rest(
         exception_handlers={404: _not_found, 405: _method_not_allowed},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _not_found(_: Request, __: Exception) -> Response:
