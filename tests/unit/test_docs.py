@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -155,6 +156,25 @@ def test_no_page_names_a_command_that_does_not_exist(page: Path) -> None:
     named = re.findall(r"`gateway ([a-z]+)", text)
     named += re.findall(r"(?:^|\$ |xargs )gateway ([a-z]+)", shell, flags=re.MULTILINE)
     assert set(named) <= _commands().keys()
+
+
+def _command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every `gateway ...` in the shell blocks, up to a pipe, a redirection or a comment."""
+    for page in PAGES:
+        for line in "\n".join(_blocks(page, "(?:sh|bash|console)?")).splitlines():
+            found = re.match(r"^(?:\$ )?(?:GATEWAY_\w+=\S+ )*gateway (?!COMMAND)(.+)$", line)
+            if found:
+                words = shlex.split(re.split(r" [|>&;]| #", found[1])[0].replace(" ...", ""))
+                yield f"{page.name}: {line}", words
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=line) for line, words in _command_lines()]
+)
+def test_every_command_line_of_the_docs_can_be_typed(words: list[str]) -> None:
+    command = _commands()[words[0]]
+    with command.make_context(words[0], words[1:]) as context:
+        assert context.command is command
 
 
 def _metrics() -> set[str]:
