@@ -13,6 +13,8 @@ GatewayError
 │   ├── NotFound         it named something that is not there
 │   └── BadRequest       it was asked in words that cannot be read
 ├── TransitionRefused    an operator asked for a move that the state machine forbids
+├── PushFailed           a service did not take what was pushed to it; it is tried again
+│   └── AddressRefused   it stands where nothing is sent to
 ├── LeaseLost            another worker owns the delivery now; this run must leave no trace
 └── HandlerSignal        a handler's decision: Retry · Defer · Reject
 """
@@ -140,6 +142,14 @@ class BadRequest(CommandFailed):
 
 class TransitionRefused(GatewayError):
     """A delivery may not make the move that was asked for."""
+
+
+class PushFailed(GatewayError):
+    """Another service did not acknowledge what was sent to it."""
+
+
+class AddressRefused(PushFailed):
+    """Another service stands at an address to which nothing is sent."""
 
 
 class LeaseLost(GatewayError):
