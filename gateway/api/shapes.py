@@ -18,6 +18,7 @@ class EventRow(TypedDict):
     provider: str
     replay_of: str | None
     spooled: bool
+    reconciled: bool
     payload_kept: bool
     deliveries: dict[str, int]
     note: str | None
@@ -111,6 +112,7 @@ class EventDetail(TypedDict):
     body_base64: str | None
     replay_of: str | None
     spooled: bool
+    reconciled: bool
     deliveries: list[DeliveryDetail]
 
 

@@ -99,6 +99,8 @@ def _print_event(event: dict[str, Any]) -> None:
             out.print(f"  {name.replace('_', ' '):<12} {_plain(event[name])}", markup=False)
     if event["spooled"]:
         out.print("  spooled      acknowledged while Postgres was away, claimed later")
+    if event["reconciled"]:
+        out.print("  reconciled   fetched from the provider's API by reconcile, not signed")
     if event["replay_of"]:
         out.print(f"  flagged      same bytes as {printable(event['replay_of'])}", markup=False)
     out.print(f"  {'payload':<12} {_payload_line(event)}", markup=False)

@@ -57,6 +57,8 @@ class Claim(NamedTuple):
     """Acknowledged before it was claimed: its bytes can be flagged, and no longer refused."""
     not_before: datetime | None = None
     """A job with a delay: when it may run at the earliest."""
+    reconciled: bool = False
+    """Fetched from the provider's API: its bytes are not those that were signed."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -324,6 +326,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "order_keys": claim.order_keys or None,
             "spooled": claim.spooled,
             "not_before": claim.not_before,
+            "reconciled": claim.reconciled,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]
@@ -332,7 +335,9 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
 
 def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
     if row["digest"] is not None:
-        return Claimed(verdict=Verdict.DUPLICATE, conflict=row["digest"] != claim.digest)
+        is_comparable = not (claim.reconciled or row["reconciled"])
+        conflict = is_comparable and row["digest"] != claim.digest
+        return Claimed(verdict=Verdict.DUPLICATE, conflict=conflict)
     if row["first_replay"] == ReplayPolicy.REFUSE and not claim.spooled:
         return Claimed(verdict=Verdict.REPLAYED, first_event_id=row["first_event_id"])
     return None

@@ -31,6 +31,8 @@ def _note(row: asyncpg.Record) -> str | None:
         return f"same bytes as {row['replay_of']}"
     if not row["payload_kept"]:
         return "payload pruned"
+    if row["reconciled"]:
+        return "fetched by reconcile"
     return "came through the spool" if row["spooled"] else None
 
 

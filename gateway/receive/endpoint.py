@@ -4,11 +4,13 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from gateway.errors import Replayed, SpoolUnavailable, StorageUnavailable
 from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed, Verdict
+from gateway.ledger.making import make_claim
 from gateway.model import Envelope
 from gateway.providers import Headers
 from gateway.receive import answers
@@ -16,9 +18,6 @@ from gateway.receive.answers import Answer
 from gateway.receive.door import Door, Reception
 from gateway.routes import Route
 from gateway.spool.spool import Spool
-
-CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-"""Headers that are never stored."""
 
 THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and read in a thread, so that they do not hold up the others."""
@@ -55,25 +54,17 @@ class Endpoint(Door):
             self._count("ignored")
             self._log.info("event_ignored", event_id=envelope.id, type=envelope.type)
             return answers.received("ignored", envelope.id)
-        route = self._route
-        handlers = self._registry.for_event(route.name, envelope.type)
-        order = (route.name, handlers, headers, body)
-        if len(body) > THREAD_BYTES:
-            order_keys = await asyncio.to_thread(self._registry.order_keys, *order)
-        else:
-            order_keys = self._registry.order_keys(*order)
-        claim = Claim(
-            route=route.name,
-            provider=self._provider.name,
-            envelope=envelope,
-            received_at=received_at,
-            digest=digest,
-            headers={n: v for n, v in headers.items() if n not in CREDENTIALS},
+        make = partial(
+            make_claim,
+            self._route,
+            self._registry,
+            envelope,
+            headers=headers,
             body=body,
-            replay=self._provider.replay_policy(envelope.type, route.replay),
-            handlers=handlers,
-            order_keys=order_keys,
+            digest=digest,
+            received_at=received_at,
         )
+        claim = await asyncio.to_thread(make) if len(body) > THREAD_BYTES else make()
         reached("claim.verified")
         claimed = await self._make_durable(claim)
         self._note(envelope, claimed)

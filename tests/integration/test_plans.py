@@ -25,7 +25,16 @@ EVENTS: Final = 120_000
 PENDING_FROM: Final = EVENTS - 3_000
 RUNNING_FROM: Final = PENDING_FROM - 100
 GROWN: Final = frozenset(
-    {"processed_events", "deliveries", "attempts", "audit", "effects", "once_keys"}
+    {
+        "processed_events",
+        "deliveries",
+        "attempts",
+        "audit",
+        "effects",
+        "once_keys",
+        "gaps",
+        "refusals",
+    }
 )
 
 FILL: Final = f"""
@@ -73,6 +82,15 @@ from generate_series(1, 100) as n;
 
 insert into gateway.audit (at, actor, action, delivery_id, route, event_id)
 select at, 'ann', 'replay', n, route, event_id from past where n % 4 = 0;
+
+insert into gateway.gaps
+    (route, event_id, run_id, type, handle, handled_at, occurred_at, is_first, status, closed_at)
+select 'github', 'gap_' || n, n / 64, 'push', n::text, at, at, true,
+       case when n >= {PENDING_FROM} then 'missing' else 'recovered' end,
+       case when n < {PENDING_FROM} then at end
+from past where n % 4 = 0;
+insert into gateway.refusals (route, event_id, digest, refused_at)
+select 'github', 'refused_' || n, sha256((n / 50)::text::bytea), at from past where n % 4 = 0;
 """  # noqa: S608 (our own numbers)
 """Forty days: nearly all done, a few thousand waiting, some dead, a hundred running."""
 
@@ -166,6 +184,39 @@ def listings(query: str) -> Iterator[Case]:
         yield Case(query=query, arguments=(*asked, 50, *mark), by=f"{by}_after", rows=rows)
 
 
+def reconciling() -> Iterator[Case]:
+    """A run of which 64 gaps are open, among the thousands of the past."""
+    run = PENDING_FROM // 64 + 2
+    ids = [f"gap_{n}" for n in range(PENDING_FROM, EVENTS, 4)][:BATCH]
+    refused = [f"new_{n}" for n in range(BATCH)]
+    noted = [
+        {
+            "event_id": id, "type": "push", "handle": "1", "handled_at": NOW.isoformat(),
+            "occurred_at": NOW.isoformat(), "is_first": True, "recorded": "504",
+        }
+        for id in ids
+    ]  # fmt: skip
+    many = {
+        "find_unseen": ("github", [event_id(n) for n in range(3, 3 + 3 * BATCH, 3)]),
+        "note_gaps": ("github", run, json.dumps(noted), True),
+        "close_gaps": (run,),
+        "give_up_gaps": ("github", ids, ["gone"] * BATCH),
+        "give_up_old_gaps": (run, 3, timedelta(minutes=5), NOW - 3 * DAY, NOW - 30 * DAY),
+        "next_gaps": (run, timedelta(minutes=5), BATCH),
+        "count_reasons": (run, BATCH),
+        "list_gaps": (run, BATCH),
+        "count_reconciliation": (run, None),
+        "note_refusals": (["github"] * BATCH, refused, [b"digest"] * BATCH, 100),
+    }
+    for query, arguments in many.items():
+        yield Case(query=query, arguments=arguments, rows=BATCH)
+    yield Case(query="adopt_gaps", arguments=("github", 1, True), rows=(EVENTS - PENDING_FROM) // 4)
+    yield Case(query="ask_gap", arguments=("github", ids[0], run))
+    yield Case(query="explain_gap", arguments=("github", ids[0], "no answer"))
+    yield Case(query="forget_gaps", arguments=(DAY, STEP), rows=STEP)
+    yield Case(query="forget_refusals", arguments=(DAY, STEP), rows=STEP)
+
+
 CASES: Final = [
     Case(query="claim", arguments=new_claims(), rows=BATCH),
     Case(query="find_claims", arguments=taken_claims(), rows=BATCH),
@@ -224,14 +275,18 @@ CASES: Final = [
     Case(query="list_effects", arguments=(PENDING,), rows=BATCH),
     Case(query="list_audit", arguments=(PENDING,), rows=BATCH),
     Case(query="list_all_audit", arguments=(50, None), rows=50),
+    *reconciling(),
     Case(query="count_unfinished", rows=EVENTS - RUNNING_FROM),
     Case(query="count_blocked", rows=EVENTS - RUNNING_FROM),
     Case(query="count_received", arguments=(timedelta(hours=1),), rows=200),
 ]
 
 ASIDE: Final = {
-    "alive", "keep_places", "keep_policies", "leave", "list_exhausted", "list_workers",
-    "start_prune",
+    "abandon_reconciliations", "alive", "begin_reconciliation", "end_reconciliation",
+    "find_reconciliation", "find_resumable", "forget_reconciliations", "keep_places",
+    "keep_policies", "last_reconciliations", "last_scheduled", "leave", "leave_reconciliation",
+    "list_exhausted", "list_reconciliations", "list_workers", "resume_reconciliation",
+    "start_prune", "step_reconciliation", "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""
 

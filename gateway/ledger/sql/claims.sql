@@ -9,16 +9,16 @@ with input as materialized (
         n bigint, route text, event_id text, provider text, type text, account text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
         headers jsonb, replay text, replay_of text, handlers json,
-        order_keys json, spooled boolean, not_before timestamptz)
+        order_keys json, spooled boolean, not_before timestamptz, reconciled boolean)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
         (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
-         headers, body, replay, guard, replay_of, spooled)
+         headers, body, replay, guard, replay_of, spooled, reconciled)
     select route, event_id, provider, type, account, livemode, occurred_at, received_at,
            decode(digest, 'hex'), headers, body, replay,
            case when replay is not null and replay_of is null then decode(digest, 'hex') end,
-           replay_of, spooled
+           replay_of, spooled, coalesce(reconciled, false)
     from input
     order by route, event_id
     on conflict do nothing
@@ -46,7 +46,7 @@ group by route, event_id;
 
 -- name: find_claims
 -- Why a key was not claimed: it is there already, or another event brought the same bytes first.
-select mine.digest, first.event_id as first_event_id, first.replay as first_replay
+select mine.digest, mine.reconciled, first.event_id as first_event_id, first.replay as first_replay
 from unnest($1::text[], $2::text[], $3::bytea[]) with ordinality as i (route, event_id, digest, n)
 left join gateway.processed_events mine on mine.route = i.route and mine.event_id = i.event_id
 left join gateway.processed_events first

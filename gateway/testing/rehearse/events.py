@@ -11,8 +11,8 @@ import orjson
 
 from gateway.errors import BadPayload
 from gateway.ledger.claims import Claim
+from gateway.ledger.making import CREDENTIALS
 from gateway.model import Envelope, Event
-from gateway.receive.endpoint import CREDENTIALS
 from gateway.registry import Subscription
 from gateway.routes import Route
 from gateway.samples import Recorded, Sample, make_sample, make_successor, sample_types

@@ -1,0 +1,41 @@
+"""From a request that was verified to its claim: who takes it, in which order, and what is kept."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from gateway.ledger.claims import Claim
+from gateway.model import Envelope
+from gateway.registry import Registry
+from gateway.routes import Route
+
+CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+"""Headers that are never stored."""
+
+
+def make_claim(
+    route: Route,
+    registry: Registry,
+    envelope: Envelope,
+    *,
+    headers: Mapping[str, str],
+    body: bytes,
+    digest: bytes,
+    received_at: datetime,
+    reconciled: bool = False,
+) -> Claim:
+    """What the ledger is asked to keep."""
+    handlers = registry.for_event(route.name, envelope.type)
+    return Claim(
+        route=route.name,
+        provider=route.provider.name,
+        envelope=envelope,
+        received_at=received_at,
+        digest=digest,
+        headers={n: v for n, v in headers.items() if n not in CREDENTIALS},
+        body=body,
+        replay=route.provider.replay_policy(envelope.type, route.replay),
+        handlers=handlers,
+        order_keys=registry.order_keys(route.name, handlers, headers, body),
+        reconciled=reconciled,
+    )
