@@ -129,3 +129,34 @@ class AuditRow(TypedDict):
     handler: str | None
     event_id: str | None
     reason: str | None
+
+
+class PauseRow(TypedDict):
+    """A pause; without a handler it is of the whole route."""
+
+    route: str
+    handler: str | None
+    actor: str
+    reason: str | None
+    since: datetime
+
+
+class PausedAnswer(TypedDict):
+    """What a pause holds back."""
+
+    route: str
+    handler: str | None
+    since: datetime
+    is_new: bool
+    running: int
+    waiting: int
+
+
+class ResumedAnswer(TypedDict):
+    """What the end of a pause lets run, and which pauses are left."""
+
+    route: str
+    handler: str | None
+    since: datetime
+    waiting: int
+    still_paused: list[PauseRow]

@@ -3,11 +3,13 @@
 import sys
 
 import typer
+from pydantic import ValidationError
 
-from gateway.cli import act, look, processes, rehearse, send, setup, show, start, status
+from gateway.cli import act, look, pause, processes, rehearse, send, setup, show, start, status
 from gateway.cli.output import complain
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.ledger.connection import TROUBLE, describe
+from gateway.notation.problems import refusals
 
 FAILED = 1
 MISCONFIGURED = 2
@@ -22,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (start, processes, setup, rehearse, send, status, look, show, act):
+for group in (start, processes, setup, rehearse, send, status, look, show, act, pause):
     group.register(app)
 
 
@@ -32,6 +34,11 @@ def main() -> None:
         app()
     except ConfigInvalid as error:
         complain(str(error))
+        sys.exit(MISCONFIGURED)
+    except ValidationError as error:  # what an operation does not take
+        for refusal in refusals(error):
+            name = ".".join(map(str, refusal.location))
+            complain(f"{name}: found {refusal.found}; expected {refusal.expected}")
         sys.exit(MISCONFIGURED)
     except GatewayError as error:
         complain(str(error))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.output import cell, console, print_json, print_rows, printable
+from gateway.ledger.pauses import Pause
 from gateway.operate.status import Report, read_status
 from gateway.settings import discover, load_settings
 from gateway.spool.look import Stock
@@ -46,6 +47,8 @@ def _print_status(report: Report) -> None:
         out.print(f"         could not be read: {printable(piece)}", markup=False)
     if report.postgres is not None:
         return
+    for pause in report.pauses:
+        out.print(f"Paused   {_pause_line(pause)}", markup=False)
     out.print()
     print_rows(
         ["route", "last_hour", "last_event_at"], report.routes, empty="No events in the last hour."
@@ -57,6 +60,12 @@ def _print_status(report: Report) -> None:
     )
     if any(row["dead"] for row in report.handlers):
         out.print("See what failed with `gateway dead`, run it again with `gateway replay ID`.")
+
+
+def _pause_line(pause: Pause) -> str:
+    what = pause.route if pause.handler is None else f"{pause.route} {pause.handler}"
+    why = f": {pause.reason}" if pause.reason else ""
+    return printable(f"{what}, by {pause.actor}, {cell(pause.since)}{why}")
 
 
 def _spool_line(spool: Stock) -> str:

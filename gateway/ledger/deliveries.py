@@ -20,6 +20,10 @@ from gateway.model import Event, Lease, Outcome, Status
 MAX_LOSSES: Final = 10
 """Runs lost in a row before a delivery is dead: its handler may be what ends its workers."""
 
+BEGINS_WITHIN: Final = timedelta(seconds=1)
+"""A worker begins what it has leased within this time, or hands it back, or asks first whether it
+is paused by now."""
+
 ERROR_CHARS: Final = 8_000
 LEASE_LOST: Final = "GW001"
 """What the function gateway.settle raises."""

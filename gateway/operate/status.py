@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from gateway.errors import StorageUnavailable
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.migrate import applied_version, check_version
+from gateway.ledger.pauses import Pause, list_pauses
 from gateway.ledger.queries import QUERIES
 from gateway.project import database_url
 from gateway.queue.handoff import connect_redis
@@ -36,6 +37,7 @@ class Report:
     routes: list[Row] = field(default_factory=list)
     handlers: list[Row] = field(default_factory=list)
     workers: list[Row] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
 
     def as_json(self) -> Row:
         return {
@@ -49,6 +51,7 @@ class Report:
             "routes": self.routes,
             "handlers": self.handlers,
             "workers": self.workers,
+            "pauses": [asdict(pause) for pause in self.pauses],
         }
 
 
@@ -63,14 +66,16 @@ async def read_status(settings: Settings) -> Report:
     try:
         await check_version(connection)
         workers = await _workers(connection, settings)
+        pauses = await list_pauses(connection)
         return Report(
             postgres=None,
             redis=redis,
             spool=spool,
             schema_version=await applied_version(connection),
             routes=await _routes(connection),
-            handlers=await _handlers(connection, workers),
+            handlers=_with_pauses(await _handlers(connection, workers), pauses),
             workers=workers,
+            pauses=pauses,
         )
     finally:
         await connection.close()
@@ -109,6 +114,15 @@ async def _handlers(connection: Connection, workers: list[Row]) -> list[Row]:
         if row["waiting"]:
             entry["note"] = f"dead deliveries block {row['keys']} keys, {row['waiting']} wait"
     return list(found.values())
+
+
+def _with_pauses(handlers: list[Row], pauses: list[Pause]) -> list[Row]:
+    """A pause is what there is to know first."""
+    for row in handlers:
+        row["paused"] = any(pause.holds(row["route"], row["handler"]) for pause in pauses)
+        if row["paused"]:
+            row["note"] = "paused" if row["note"] is None else f"paused; {row['note']}"
+    return handlers
 
 
 def _empty(route: str, handler: str, orphaned: bool) -> Row:

@@ -12,7 +12,8 @@ import structlog
 
 from gateway.failpoints import reached
 from gateway.ledger.connection import TROUBLE, Pool, describe
-from gateway.ledger.deliveries import renew
+from gateway.ledger.deliveries import BEGINS_WITHIN, renew
+from gateway.ledger.pauses import find_paused
 from gateway.model import Lease
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
@@ -23,7 +24,7 @@ AHEAD: Final = timedelta(milliseconds=20)
 """How much work is leased before there is a slot for it, by the pace of the last moment: none
 where handlers take long, so that another worker can have it."""
 
-LONGEST_AHEAD_S: Final = 1.0
+LONGEST_AHEAD_S: Final = BEGINS_WITHIN.total_seconds()
 BEATS_PER_LEASE: Final = 3
 TAKE_AGAIN_S: Final = 0.5
 
@@ -50,7 +51,7 @@ class Runner:
         self._slots = slots
         self._lease = lease
         self._ready: deque[tuple[float, Lease]] = deque()
-        """What was leased ahead, and when."""
+        """What was leased ahead, and when it was asked for."""
         self._ahead = 0
         self._ended_since = 0
         self._looked_at = time.monotonic()
@@ -149,19 +150,35 @@ class Runner:
         self._is_idle.clear()
         try:
             async with aclosing(self._intake.take(self._room, self._free)) as pieces:
+                asked_at = time.monotonic()
                 async for leases in pieces:
-                    self._accept(leases)
+                    if leases:
+                        reached("lease.taken")
+                        await self._accept(leases, asked_at)
                     if not self._taking:
                         return
+                    asked_at = time.monotonic()
         finally:
             self._is_idle.set()
 
-    def _accept(self, leases: list[Lease]) -> None:
-        if leases:
-            reached("lease.taken")
-        now = time.monotonic()
-        self._ready.extend((now, lease) for lease in leases)
+    async def _accept(self, leases: list[Lease], asked_at: float) -> None:
+        if time.monotonic() - asked_at > LONGEST_AHEAD_S:
+            asked_at = time.monotonic()
+            leases = await self._without_paused(leases)
+        self._ready.extend((asked_at, lease) for lease in leases)
         self._start_ready()
+
+    async def _without_paused(self, leases: list[Lease]) -> list[Lease]:
+        """An answer that was long on its way may have met a pause: what is paused goes back."""
+        try:
+            paused = await find_paused(self._leases, {_key(lease) for lease in leases})
+        except TROUBLE as error:  # they are ours all the same
+            log.warning("ledger_unreachable", error=describe(error))
+            return leases
+        for lease in leases:
+            if _key(lease) in paused:
+                self._start(lease).stop("it was paused")
+        return [lease for lease in leases if _key(lease) not in paused]
 
     def _is_more(self) -> bool:
         """Whether a delivery waits for the next free slot."""
@@ -174,17 +191,19 @@ class Runner:
         self._ended_since, self._looked_at = 0, now
 
     def _start_ready(self) -> None:
+        self._hand_back_late()
         while self._ready and (len(self._tasks) < self._slots or not self._taking):
             self._start(self._ready.popleft()[1])
 
     def _hand_back_late(self) -> None:
-        """What was leased ahead and then found no slot: another worker may have one."""
+        """What was leased ahead and then found no slot: another worker may have one, and a pause
+        relies on it."""
         late = time.monotonic() - LONGEST_AHEAD_S
         while self._ready and self._ready[0][0] < late:
             self._start(self._ready.popleft()[1]).stop("no slot was free in time")
 
     def _start(self, lease: Lease) -> Execution:
-        subscription = self._subscriptions[lease.event.route, lease.handler]
+        subscription = self._subscriptions[_key(lease)]
         execution = Execution(lease, subscription, self._bench, is_more=self._is_more)
         self._running[lease.delivery_id] = execution
         task = asyncio.create_task(execution.run(), name=f"delivery {lease.delivery_id}")
@@ -229,3 +248,7 @@ class Runner:
             await asyncio.wait_for(self._wake.wait(), seconds)
         except TimeoutError:
             return
+
+
+def _key(lease: Lease) -> tuple[str, str]:
+    return lease.event.route, lease.handler

@@ -34,7 +34,7 @@ def test_every_command_has_help(command: str) -> None:
 def test_the_commands_are_those_of_the_design() -> None:
     expected = (
         "up serve worker migrate check schema routes send status events show dead replay discard"
-        " init new rehearse audit"
+        " init new rehearse audit pause resume"
     )
     assert sorted(expected.split()) == COMMANDS
 
@@ -44,6 +44,11 @@ def test_an_unknown_command_is_exit_2(project: Project) -> None:
     assert project.run("send").returncode == 2
     assert project.run("events", "--limit", "0").returncode == 2
     assert project.run("events", "--since", "yesterdayish").returncode == 2
+
+
+def test_what_an_operation_does_not_take_is_one_clear_line(project: Project) -> None:
+    for command in (["pause", "stripe", "--reason", ""], ["pause", "", "--reason", "why"]):
+        assert "found ''; expected" in one_line(project.run(*command), 2)
 
 
 def test_check_says_that_all_is_in_order(project: Project) -> None:

@@ -265,6 +265,12 @@ CASES: Final = [
         rows=STEP,
     ),
     Case(query="prune_events", arguments=(OLDEST, *KEPT), rows=4),
+    Case(query="pause", arguments=("stripe", "handlers.h1", "ann", "mail is down")),
+    Case(query="resume", arguments=("stripe", "handlers.h1", "ann", None)),
+    Case(query="until_begun", arguments=("stripe", "", timedelta(seconds=1)), rows=100),
+    Case(query="list_known_handlers", rows=4 * 3),
+    Case(query="count_held", arguments=("stripe", ""), rows=EVENTS - RUNNING_FROM),
+    Case(query="find_resumed", arguments=(*HANDLERS, 50), rows=3 * 50),
     *listings("list_events"),
     *listings("list_dead"),
     Case(query="find_events", arguments=(None, event_id(7)), by="id"),
@@ -283,10 +289,11 @@ CASES: Final = [
 
 ASIDE: Final = {
     "abandon_reconciliations", "alive", "begin_reconciliation", "end_reconciliation",
-    "find_reconciliation", "find_resumable", "forget_reconciliations", "keep_places",
-    "keep_policies", "last_reconciliations", "last_scheduled", "leave", "leave_reconciliation",
-    "list_exhausted", "list_reconciliations", "list_workers", "resume_reconciliation",
-    "start_prune", "step_reconciliation", "take_reconciliation",
+    "find_leasing", "find_paused", "find_reconciliation", "find_resumable",
+    "forget_reconciliations", "keep_places", "keep_policies", "last_reconciliations",
+    "last_scheduled", "leave", "leave_reconciliation", "list_exhausted", "list_pauses",
+    "list_reconciliations", "list_workers", "resume_reconciliation", "start_prune",
+    "step_reconciliation", "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""
 

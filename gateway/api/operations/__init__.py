@@ -6,6 +6,7 @@ from gateway.api.operation import Operation
 from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.dead import DEAD
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, SHOW
+from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     EVENTS,
@@ -13,5 +14,8 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     DEAD,
     REPLAY,
     DISCARD,
+    PAUSES,
+    PAUSE,
+    RESUME,
     AUDIT,
 )

@@ -1,0 +1,67 @@
+"""`pause` and `resume`: letting handlers wait, across all workers."""
+
+from typing import Annotated
+
+import typer
+
+from gateway.api.operations.pauses import PAUSE, RESUME, PauseParams, ResumeParams
+from gateway.cli.asking import Reason, Url, ask, given
+from gateway.cli.output import cell, console, printable
+
+Route = Annotated[str, typer.Argument(help="The route.")]
+OneHandler = Annotated[
+    str | None, typer.Argument(metavar="[HANDLER]", help="One handler of it; without: all.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(pause)
+    app.command()(resume)
+
+
+def pause(
+    route: Route,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for `gateway status`.")],
+    handler: OneHandler = None,
+    url: Url = None,
+) -> None:
+    """Let a route's handlers wait, or one of them, in all workers, until someone resumes them.
+
+    Events are accepted as before, and what waits is not pruned. What runs already may finish; when
+    this command returns, nothing more is begun.
+
+    Example: [bold]gateway pause stripe handlers.mail --reason "the mail server is down"[/bold]
+    """
+    params = PauseParams(route=route, reason=reason, **given(handler=handler))
+    paused = ask(url, PAUSE, params)
+    what = _name(route, handler)
+    if paused["is_new"]:
+        console().print(f"{what}: paused", markup=False)
+    else:
+        console().print(
+            f"{what}: paused since {cell(paused['since'])}, with a new reason now", markup=False
+        )
+    if paused["running"]:
+        console().print(f"{paused['running']:,} that had begun may finish.")
+    console().print(f"{paused['waiting']:,} wait, and so does what comes in.")
+
+
+def resume(
+    route: Route, handler: OneHandler = None, reason: Reason = None, url: Url = None
+) -> None:
+    """End a pause: what has waited runs now.
+
+    Example: [bold]gateway resume stripe handlers.mail[/bold]
+    """
+    resumed = ask(url, RESUME, ResumeParams(route=route, **given(handler=handler, reason=reason)))
+    what = _name(route, handler)
+    console().print(f"{what}: resumed, was paused {cell(resumed['since'])}", markup=False)
+    for other in resumed["still_paused"]:
+        whose = _name(other["route"], other["handler"])
+        console().print(f"{whose} is still paused, by itself.", markup=False)
+    console().print(f"{resumed['waiting']:,} have waited.")
+
+
+def _name(route: str, handler: str | None) -> str:
+    return printable(route if handler is None else f"{route} {handler}")
