@@ -9,7 +9,7 @@ run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
 
 test: $(READY) ## the whole suite on real engines
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses auto --dist loadfile
 
 check: $(READY) ## format, lint, types and the direction of imports
 	@$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,15 +75,20 @@ def test_nothing_but_webhooks_queues_and_health_answers_without_its_token(admin:
     document = ask(admin, "GET", "/openapi.json").json()
     paths = [p.replace("{", "").replace("}", "") for p in document["paths"]]
     asked = [*paths, "/api/v1/openapi.json", "/api/v1", "/api/v1/", "/api/v1/nothing", "/metrics"]
-    for path in asked:
-        for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "PROPFIND"):
-            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer"}):
-                answer = httpx.request(method, admin.url + path, headers=headers)
-                refused = {401, 404, 405} if path in ("/metrics", "/api/v1") else {401}
-                assert answer.status_code in refused, (method, path, answer.status_code)
-                assert "evt_" not in answer.text
-    for path in STRANGERS:
-        assert httpx.get(admin.url + path).status_code == 200
+    methods = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "PROPFIND")
+    wrong: tuple[dict[str, str], ...] = (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer"},
+    )
+    with httpx.Client(base_url=admin.url) as client:
+        for path, method, headers in product(asked, methods, wrong):
+            answer = client.request(method, path, headers=headers)
+            refused = {401, 404, 405} if path in ("/metrics", "/api/v1") else {401}
+            assert answer.status_code in refused, (method, path, answer.status_code)
+            assert "evt_" not in answer.text
+        for path in STRANGERS:
+            assert client.get(path).status_code == 200
 
 
 def test_without_a_token_there_is_no_admin_api(serving: Serving) -> None:
