@@ -4,7 +4,7 @@ GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
 │   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed
-│   └── BadPayload · TooLarge · BodyTimeout
+│   └── BadPayload · BadJob · TooLarge · BodyTimeout
 ├── StorageUnavailable   ours to fix; the sender is told to come back
 │   └── SpoolUnavailable
 ├── SchemaMismatch       the ledger's schema and this code do not fit: migrate, or upgrade the code
@@ -53,7 +53,7 @@ class ConfigInvalid(GatewayError):
 
 
 class RequestRejected(GatewayError):
-    """The request is refused. `reason` is for our log; the sender sees only `code`."""
+    """The request is refused. `reason` is for our log; a webhook's sender sees only `code`."""
 
     status: ClassVar[int]
     code: ClassVar[str]
@@ -96,6 +96,13 @@ class BadPayload(RequestRejected):
 
     status = 400
     code = "BAD_PAYLOAD"
+
+
+class BadJob(RequestRejected):
+    """Published with a key, a type or a delay that cannot be used."""
+
+    status = 400
+    code = "BAD_REQUEST"
 
 
 class TooLarge(RequestRejected):

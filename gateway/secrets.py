@@ -1,7 +1,8 @@
 """Secrets by reference: the configuration says `env:NAME` or `file:/path`, never a secret."""
 
+import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -21,11 +22,15 @@ NAMES: Final = {
 LITERAL: Final = "a literal value (not shown)"
 REFERENCE_EXPECTED: Final = "a reference: env:NAME (in capitals) or file:/path"
 SIGNING: Final = "the signing secret in it, and nothing else"
+BEARER: Final = "the queue's bearer token in it, and nothing else"
 API_KEY: Final = "Stripe's API key in it, and nothing else (a restricted or a test key will do)"
 REFERENCE_PATTERN: Final = (
     r"env:[A-Z_][A-Z0-9_]*|file:[^\s\x00-\x1f](?:[^\x00-\x1f]*[^\s\x00-\x1f])?"
 )
 """Names are in capitals, so that a secret pasted after `env:` is not printed as a name."""
+BEARER_PATTERN: Final = r"[\x21-\x7e]{16,512}"
+BEARER_EXPECTED: Final = "16 to 512 visible ASCII characters, such as `openssl rand -hex 32`"
+"""A token that nobody guesses, and that a header can carry."""
 
 
 class SecretUnusable(GatewayError):
@@ -88,6 +93,24 @@ def resolve(
         if str(ref) not in development:
             raise SecretMissing(found=error.found, expected=expected) from None
         return development[str(ref)].encode()
+
+
+def resolve_token(
+    ref: SecretRef, environ: Mapping[str, str], development: Mapping[str, str]
+) -> bytes:
+    """The bytes of a bearer token."""
+    token = resolve(ref, environ, development, expected=BEARER)
+    if not re.fullmatch(BEARER_PATTERN.encode(), token):
+        raise SecretUnusable(found=f"{ref}, which is no such token", expected=BEARER_EXPECTED)
+    return token
+
+
+def is_borne(authorization: str, tokens: Iterable[Secret]) -> bool:
+    """Whether an Authorization header bears one of these tokens; compared in constant time."""
+    scheme, _, given = authorization.partition(" ")
+    sent = given.strip().encode("latin-1", "replace")
+    matches = [hmac.compare_digest(sent, token.reveal()) for token in tokens]
+    return scheme.lower() == "bearer" and any(matches)
 
 
 def _env_text(ref: SecretRef, environ: Mapping[str, str]) -> str:

@@ -2,7 +2,8 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -16,6 +17,7 @@ from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     LOST,
+    PREPARED_ONCE,
     close_quietly,
     connect,
     describe,
@@ -26,14 +28,19 @@ from gateway.queue.handoff import HandOff, connect_redis
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
 from gateway.receive.deadlines import Deadlines
-from gateway.receive.door import Reception
+from gateway.receive.door import Door, Reception
 from gateway.receive.endpoint import Endpoint
 from gateway.receive.listening import Server, descriptors_for, listen
 from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import BoundedHttpProtocol, State
+from gateway.receive.queue_door import QueueDoor
+from gateway.receive.queues import Queues
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
 
 KEEP_ALIVE_S: Final = 75
+BESIDE_HANDLERS: Final = {**PREPARED_ONCE, "lock_timeout": "1s"}
+"""A handler that publishes holds the job's key until it ends. Whoever publishes the same key over
+HTTP waits for it, with the jobs of its batch: not for long, and never together with webhooks."""
 
 log = structlog.get_logger("gateway.serve")
 
@@ -42,8 +49,12 @@ def build_app(project: Project, state: State) -> App:
     """The ASGI application, with everything behind it, wired by hand."""
     settings, url = project.settings, database_url(project.settings)
     hand_off = HandOff(connect_redis(redis_url(settings)), max_depth=settings.queue_depth)
-    longest_s = max((r.ack_within.total_seconds() for r in project.config.doors), default=0)
-    claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=max(COMMAND_TIMEOUT_S, longest_s))
+    longest_s = max((r.ack_within.total_seconds() for r in project.config.routes), default=0)
+    patience_s = max(COMMAND_TIMEOUT_S, longest_s)
+    claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=patience_s)
+    jobs_claimer = Claimer(
+        url, on_accepted=hand_off.offer, patience_s=patience_s, settings=BESIDE_HANDLERS
+    )
     metrics = Metrics()
     spool = _spool(project, claimer)
     if spool is not None:
@@ -55,7 +66,7 @@ def build_app(project: Project, state: State) -> App:
         deadlines=Deadlines(),
         metrics=metrics,
     )
-    doors = {
+    doors: dict[str, Door] = {
         route.path: Endpoint(
             route,
             reception,
@@ -64,10 +75,23 @@ def build_app(project: Project, state: State) -> App:
         )
         for route in project.config.doors
     }
+    open_queues = project.config.open_queues
+    doors |= {
+        route.path: QueueDoor(
+            route, replace(reception, claimer=jobs_claimer), tokens=project.secrets[route.name]
+        )
+        for route in open_queues
+    }
+    queues = Queues(
+        url,
+        {route.name: project.secrets[route.name] for route in open_queues},
+        admission=reception.admission,
+        deadlines=reception.deadlines,
+    )
     front = FrontOffice(project, wake=hand_off.send)
 
     async def check() -> None:
-        if not claimer.working:
+        if not (claimer.working and jobs_claimer.working):
             raise StorageUnavailable("a claim flusher has ended")
         if spool is not None and not spool.working:
             raise StorageUnavailable("a part of the spool has ended")
@@ -78,11 +102,12 @@ def build_app(project: Project, state: State) -> App:
 
     return App(
         doors,
+        queues,
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
         routes=front.routes,
         may_read_metrics=metrics_guard(settings),
-        lifespan=_lifespan(claimer, hand_off, spool, front),
+        lifespan=_lifespan((claimer, jobs_claimer), hand_off, spool, queues, front),
     )
 
 
@@ -101,22 +126,30 @@ def _spools(project: Project) -> bool:
 
 
 def _lifespan(
-    claimer: Claimer, hand_off: HandOff, spool: Spool | None, front: FrontOffice
+    claimers: Sequence[Claimer],
+    hand_off: HandOff,
+    spool: Spool | None,
+    queues: Queues,
+    front: FrontOffice,
 ) -> Lifespan[Starlette]:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await hand_off.start()
-        await claimer.start()
+        for claimer in claimers:
+            await claimer.start()
         if spool is not None:
             await spool.start()
+        await queues.open()
         await front.open()
         try:
             yield
         finally:
             await front.close()
+            queues.close()
             if spool is not None:
                 await spool.stop()
-            await claimer.stop()
+            for claimer in claimers:
+                await claimer.stop()
             await hand_off.stop()
 
     return lifespan
@@ -172,5 +205,6 @@ async def serve(
         linger_s=settings.linger.total_seconds(),
         on_started=on_started,
     )
-    log.info("serving", url=f"http://{host}:{port}", routes=[r.path for r in project.config.doors])
+    paths = [r.path for r in (*project.config.doors, *project.config.open_queues)]
+    log.info("serving", url=f"http://{host}:{port}", routes=paths)
     await server.serve(sockets=[listener])

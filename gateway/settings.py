@@ -15,6 +15,7 @@ from gateway.development import SECRETS_FILE, read_up
 from gateway.errors import ConfigInvalid, Problem
 from gateway.notation.problems import HIDDEN, Unexpected, one_of, refusals
 from gateway.notation.quantities import Duration, Size, holding, lasting
+from gateway.secrets import BEARER_EXPECTED, BEARER_PATTERN
 
 PREFIX: Final = "GATEWAY_"
 MIB: Final = 1024**2
@@ -53,14 +54,9 @@ def _is_readable(url: str) -> bool:
 
 
 def _bearer() -> AfterValidator:
-    """A token that nobody guesses, and that a header can carry."""
-
     def check(token: SecretStr) -> SecretStr:
-        if not re.fullmatch(r"[\x21-\x7e]{16,512}", token.get_secret_value()):
-            raise Unexpected(
-                found=HIDDEN,
-                expected="16 to 512 visible ASCII characters, such as `openssl rand -hex 32`",
-            )
+        if not re.fullmatch(BEARER_PATTERN, token.get_secret_value()):
+            raise Unexpected(found=HIDDEN, expected=BEARER_EXPECTED)
         return token
 
     return AfterValidator(check)

@@ -34,7 +34,8 @@ class FrontOffice:
         """None without a token."""
         if token is not None:
             secret = Secret(token.get_secret_value().encode())
-            self.routes = routes(OPERATIONS, token=secret, open_office=self._office)
+            queues = [queue.name for queue in project.config.open_queues]
+            self.routes = routes(OPERATIONS, token=secret, open_office=self._office, queues=queues)
 
     async def open(self) -> None:
         if self.routes:

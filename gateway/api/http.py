@@ -1,7 +1,6 @@
 """The operations over HTTP: token, parameters, answer."""
 
-import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from gateway.errors import (
 )
 from gateway.ledger.connection import TROUBLE, describe
 from gateway.notation.problems import one_of, refusals
-from gateway.secrets import Secret
+from gateway.secrets import Secret, is_borne
 
 LARGEST_BODY: Final = 64 * 1024
 LATER: Final = {"retry-after": "5"}
@@ -49,15 +48,16 @@ def routes(
     *,
     token: Secret,
     open_office: Callable[[str], Office],
+    queues: Sequence[str] = (),
 ) -> list[BaseRoute]:
-    """All operations behind the token, with the document that describes them."""
+    """All operations behind the token, with the document that describes them and the queues."""
     operations = tuple(operations)
     by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
     inside = Router(
         [
-            Route("/openapi.json", _Document(orjson.dumps(describe_api(operations)))),
+            Route("/openapi.json", _Document(orjson.dumps(describe_api(operations, queues)))),
             *(Route(path, _Endpoint(methods, open_office)) for path, methods in by_path.items()),
         ],
         default=_unknown,
@@ -97,11 +97,8 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def bears(request: Request, *tokens: Secret) -> bool:
-    """Whether the request has one of these tokens; compared in constant time."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    sent = given.strip().encode("latin-1", "replace")
-    matches = [hmac.compare_digest(sent, token.reveal()) for token in tokens]
-    return scheme.lower() == "bearer" and any(matches)
+    """Whether the request has one of these tokens."""
+    return is_borne(request.headers.get("authorization", ""), tokens)
 
 
 class _Endpoint:

@@ -1,12 +1,14 @@
 """The OpenAPI document, made from the table of operations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
 from gateway.api.operation import PREFIX, Operation
+from gateway.api.queues import SECURITY as QUEUE_TOKEN
+from gateway.api.queues import describe_queues
 
 COMPONENTS: Final = "#/components/schemas/{model}"
 ERROR: Final = {
@@ -28,25 +30,36 @@ REFUSALS: Final = {
 }
 
 
-def describe_api(operations: Iterable[Operation[Any, Any]]) -> dict[str, Any]:
-    """The whole document."""
+def describe_api(
+    operations: Iterable[Operation[Any, Any]], queues: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The whole document: the operations, and the queues that take jobs over HTTP."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         path = PREFIX + operation.path.replace(":path", "")
         paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schemas)
+    if queues:
+        paths |= describe_queues(queues, COMPONENTS, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Webhook Gateway: Admin API",
             "version": version("webhook-gateway-server"),
-            "description": "What the commands do, over HTTP.",
+            "description": "What the commands do, over HTTP; and the queues, which take jobs.",
         },
         "security": [{"token": []}],
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                QUEUE_TOKEN: {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "One of the queue's own tokens.",
+                },
+            },
         },
     }
 

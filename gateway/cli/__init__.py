@@ -5,7 +5,19 @@ import sys
 import typer
 from pydantic import ValidationError
 
-from gateway.cli import act, look, pause, processes, rehearse, send, setup, show, start, status
+from gateway.cli import (
+    act,
+    look,
+    pause,
+    processes,
+    publish,
+    rehearse,
+    send,
+    setup,
+    show,
+    start,
+    status,
+)
 from gateway.cli.output import complain
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.ledger.connection import TROUBLE, describe
@@ -24,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (start, processes, setup, rehearse, send, status, look, show, act, pause):
+for group in (start, processes, setup, rehearse, send, publish, status, look, show, act, pause):
     group.register(app)
 
 

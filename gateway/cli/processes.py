@@ -78,6 +78,8 @@ def _tell(started: Started) -> None:
         out.print(f"  [green]started[/green]  {engine}")
     for route in started.config.doors:
         out.print(f"  [green]route[/green]    {route.name}: POST {started.url}{route.path}")
+    for route in started.config.open_queues:
+        out.print(f"  [green]queue[/green]    {route.name}: POST {started.url}{route.path}")
     for reference in started.made_up:
         out.print(
             f"  [yellow]notice[/yellow]   {reference} is not set: a development secret is used"

@@ -39,13 +39,14 @@ def send(
     [bold]gateway send stripe invoice.paid --body event.json --url https://hooks.example.com[/bold]
     """
     settings = discover(load_settings())
-    sender = make_sender(settings, route, type, body=body, url=url or _running(settings))
+    sender = make_sender(settings, route, type, body=body, url=url or running(settings))
     sent = asyncio.run(_send(sender, count))
     if any(not s.ok for s in sent):
         raise CommandFailed(f"{sum(not s.ok for s in sent)} of {count} were not accepted")
 
 
-def _running(settings: Settings) -> str:
+def running(settings: Settings) -> str:
+    """The URL of the running `up`, or where `serve` would be."""
     up = read_up(settings.data_dir)
     return up.url if up is not None else f"http://{settings.host}:{settings.port}"
 

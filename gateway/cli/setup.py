@@ -106,7 +106,7 @@ def _row(config: Config, registry: Registry, index: int) -> dict[str, Any]:
     route = config.routes[index]
     return {
         "route": route.name,
-        "path": None if route.provider.is_queue else route.path,
+        "path": route.path if route.secrets else None,
         "provider": route.provider.name,
         "secrets": [str(ref) for ref in route.secrets],
         "handlers": [

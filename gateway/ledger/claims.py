@@ -104,11 +104,13 @@ class Claimer:
         *,
         on_accepted: Callable[[Sequence[int]], None],
         patience_s: float = COMMAND_TIMEOUT_S,
+        settings: Mapping[str, str] = PREPARED_ONCE,
     ) -> None:
         self._waiting: deque[_Waiter] = deque()
         self._wake = asyncio.Event()
         self._flushers = [
-            _Flusher(url, on_accepted, self._note_away, patience_s) for _ in range(FLUSHERS)
+            _Flusher(url, on_accepted, self._note_away, patience_s, settings)
+            for _ in range(FLUSHERS)
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self.working = True
@@ -183,11 +185,13 @@ class _Flusher:
         on_accepted: Callable[[Sequence[int]], None],
         note_away: Callable[[bool], None],
         patience_s: float,
+        settings: Mapping[str, str],
     ) -> None:
         self._url = url
         self._on_accepted = on_accepted
         self._note_away = note_away
         self._patience_s = patience_s
+        self._settings = settings
         self._connection: Connection | None = None
 
     async def flush(self, batch: Sequence[_Waiter]) -> None:
@@ -232,7 +236,7 @@ class _Flusher:
                 self._url,
                 name="gateway claims",
                 command_timeout_s=self._patience_s,
-                **PREPARED_ONCE,
+                **self._settings,
             )
             for setting, value in (await durable_settings(self._connection)).items():
                 await self._connection.execute(f"set {setting} = {value}")

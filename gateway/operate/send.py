@@ -87,7 +87,7 @@ def make_sender(
     route = next((r for r in config.doors if r.name == route_name), None)
     if route is None:
         if any(r.name == route_name for r in config.routes):
-            raise CommandFailed(f"{route_name!r} is a queue: handlers publish to it (ctx.publish)")
+            raise CommandFailed(f"{route_name!r} is a queue: see `gateway publish`")
         known = ", ".join(r.name for r in config.doors)
         raise CommandFailed(
             f"there is no route {route_name!r} in {settings.config}: it has {known}"

@@ -41,21 +41,16 @@ def refused(rejection: RequestRejected) -> Answer:
     return _error(rejection.status, rejection.code, close=rejection.status in {408, 413})
 
 
-def explained(rejection: RequestRejected) -> Answer:
+def explained(status: int, code: str, detail: str, *, close: bool = False) -> Answer:
     """To a sender that has shown its token: also what is wrong."""
-    told = {"error": rejection.code, "detail": rejection.reason[:LONGEST_DETAIL]}
-    return Answer(rejection.status, orjson.dumps(told))
+    told = {"error": code, "detail": detail[:LONGEST_DETAIL]}
+    return Answer(status, orjson.dumps(told), close=close)
 
 
-def published(id: str, *, is_new: bool) -> Answer:
+def published(id: str, verdict: str) -> Answer:
     """A job is durable: since now, or since before."""
-    status = "accepted" if is_new else "duplicate"
-    return Answer(201 if is_new else 200, orjson.dumps({"id": id, "status": status}))
-
-
-def conflict(id: str) -> Answer:
-    """The key is that of another job."""
-    return Answer(409, orjson.dumps({"error": "CONFLICT", "id": id}))
+    is_new = verdict == "accepted"
+    return Answer(201 if is_new else 200, orjson.dumps({"id": id, "status": verdict}))
 
 
 def shown(document: Mapping[str, Any]) -> Answer:

@@ -1,4 +1,4 @@
-"""The HTTP surface: webhook paths straight to their doors, all else by Starlette."""
+"""The HTTP surface: webhooks and jobs straight to their doors, all else by Starlette."""
 
 import asyncio
 import time
@@ -21,6 +21,7 @@ from gateway.receive.answers import Answer
 from gateway.receive.door import Door
 from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import take_reply
+from gateway.receive.queues import Queues
 
 READY_FOR_S: Final = 1.0
 """How long an answer of the readiness check stands, so that asking often costs nothing."""
@@ -77,6 +78,7 @@ class App:
     def __init__(
         self,
         doors: Mapping[str, Door],
+        queues: Queues,
         *,
         readiness: Readiness,
         metrics: Metrics,
@@ -85,6 +87,7 @@ class App:
         lifespan: Lifespan[Starlette],
     ) -> None:
         self._doors = dict(doors)
+        self._queues = queues
         self._rest = _rest(readiness, metrics, routes, may_read_metrics, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,6 +96,9 @@ class App:
             door = self._doors.get(scope["path"])
             if door is not None:
                 await door(scope, receive, reply)
+                return
+            if self._queues.has(scope["path"]):
+                await self._queues(scope, receive, reply)
                 return
         await self._rest(scope, receive, send)
 

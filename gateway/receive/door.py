@@ -11,13 +11,13 @@ from typing import Final
 import structlog
 from starlette.types import Receive, Scope
 
-from gateway.errors import BodyTimeout, RequestRejected, StorageUnavailable
+from gateway.errors import BodyTimeout, RequestRejected, StorageUnavailable, Unauthorized
 from gateway.ledger.claims import Claimer
 from gateway.providers import Headers
 from gateway.receive import answers
 from gateway.receive.admission import Admission, Overloaded
 from gateway.receive.answers import Answer
-from gateway.receive.body import SenderGone, read_body
+from gateway.receive.body import SenderGone, drain, read_body
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.metrics import Metrics, Outcomes
 from gateway.receive.protocol import Reply
@@ -63,9 +63,17 @@ class Door(ABC):
     async def _receive(self, headers: Headers, body: bytes) -> Answer:
         """What becomes of a request that has arrived."""
 
+    def _knows(self, _: Headers) -> bool:
+        """Whether a request is let in by its head alone; a webhook is known by its body."""
+        return True
+
+    def _headers(self, scope: Scope) -> dict[str, str]:
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
     async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         if scope["method"] != "POST":
-            answers.METHOD_NOT_ALLOWED.send(reply)
+            is_known = self._knows(self._headers(scope))
+            (answers.METHOD_NOT_ALLOWED if is_known else answers.UNAUTHORIZED).send(reply)
             return
         try:
             answer = await self._answer(scope, receive)
@@ -80,10 +88,10 @@ class Door(ABC):
                 self._admission.enter() as place,
                 self._deadlines.within(self._receive_s, self._body_late) as deadline,
             ):
-                headers = {
-                    name.decode("latin-1"): value.decode("latin-1")
-                    for name, value in scope["headers"]
-                }
+                headers = self._headers(scope)
+                if not self._knows(headers):
+                    await drain(receive)
+                    raise Unauthorized("no bearer token, or a wrong one")
                 body = await read_body(headers, receive, place, limit=self._route.max_body)
                 started = time.monotonic()
                 deadline.move(self._acknowledge_s, self._claim_late)

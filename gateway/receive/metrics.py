@@ -14,7 +14,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "gateway_requests",
-            "Webhook requests answered, by outcome: accepted, duplicate, ignored or an error code.",
+            "Requests answered, by outcome: accepted, duplicate, ignored or an error code.",
             ["route", "outcome"],
             registry=self.registry,
         )

@@ -24,7 +24,15 @@ from gateway.routes.file import (
     RoutesFile,
     known_keys,
 )
-from gateway.secrets import API_KEY, LITERAL, Secret, SecretRef, SecretUnusable, resolve
+from gateway.secrets import (
+    API_KEY,
+    LITERAL,
+    Secret,
+    SecretRef,
+    SecretUnusable,
+    resolve,
+    resolve_token,
+)
 
 PAYLOAD_RETENTION: Final = timedelta(days=14)
 
@@ -37,6 +45,7 @@ class Route:
     provider: Provider
     path: str
     secrets: tuple[SecretRef, ...]
+    """By which senders are known: signing secrets, or the bearer tokens of a queue."""
     api_key: SecretRef | None
     tolerance: timedelta | None
     handlers: tuple[str, ...]
@@ -71,8 +80,13 @@ class Config:
 
     @property
     def doors(self) -> tuple[Route, ...]:
-        """The routes that requests come in by: all but the queues."""
+        """The routes that webhooks come in by: all but the queues."""
         return tuple(route for route in self.routes if not route.provider.is_queue)
+
+    @property
+    def open_queues(self) -> tuple[Route, ...]:
+        """The queues that take jobs over HTTP: those with a token."""
+        return tuple(r for r in self.routes if r.provider.is_queue and r.secrets)
 
     def problem(self, *location: str | int, found: str, expected: str) -> Problem:
         """A problem with the value of a key, for what can be checked only later."""
@@ -97,15 +111,15 @@ def load_config(path: Path) -> Config:
 def check_secrets(
     config: Config, environ: Mapping[str, str], development: Mapping[str, str]
 ) -> dict[str, tuple[Secret, ...]]:
-    """The secrets of every route. Raises ConfigInvalid with every one that cannot be had."""
+    """The secrets or tokens of every route. Raises ConfigInvalid with all that cannot be had."""
     problems: list[Problem] = []
     secrets: dict[str, tuple[Secret, ...]] = {}
     for route in config.routes:
         found: list[Secret] = []
+        key, read = ("tokens", resolve_token) if route.provider.is_queue else ("secrets", resolve)
         for index, ref in enumerate(route.secrets):
-            at = ("routes", route.name, "secrets", index)
-            with _noting(config, at, problems):
-                found.append(Secret(resolve(ref, environ, development)))
+            with _noting(config, ("routes", route.name, key, index), problems):
+                found.append(Secret(read(ref, environ, development)))
         secrets[route.name] = tuple(found)
     if problems:
         raise ConfigInvalid(problems)
@@ -140,7 +154,7 @@ def _problem(document: Document, refusal: Refusal) -> Problem:
     if refusal.unknown:
         keys = known_keys(location[:-1], document.value)
         expected = one_of(keys, like=str(location[-1]))
-    elif {"secrets", "api_key"} & set(location) and found not in SHAPES:
+    elif {"secrets", "tokens", "api_key"} & set(location) and found not in SHAPES:
         found = LITERAL
     return document.lines.problem(location, found=found, expected=expected)
 
@@ -192,12 +206,15 @@ def _config(path: Path, content: RoutesFile, lines: Lines) -> Config:
 
 def _route(name: str, section: RouteSection | QueueSection, lines: Lines) -> Route:
     provider = PROVIDERS[section.provider]
+    path = _default_path(name)
     if isinstance(section, QueueSection):
-        section = RouteSection.model_construct(**section.__dict__, secrets=[])
+        path = f"/v1/queues/{name}/jobs"
+        given = dict(section)
+        section = RouteSection.model_construct(secrets=given.pop("tokens") or [], **given)
     return Route(
         name=name,
         provider=provider,
-        path=section.path or _default_path(name),
+        path=section.path or path,
         secrets=tuple(section.secrets),
         api_key=section.api_key,
         tolerance=section.tolerance or provider.tolerance,

@@ -98,15 +98,28 @@ class HandlingSection(Section):
         default=None,
         description="Where the Stripe API key for ctx.stripe is: env:NAME or file:/path.",
     )
+    ack_within: Wait = Field(
+        default=timedelta(seconds=3),
+        description="The time from the last byte of the body to the answer.",
+    )
+    receive_within: Wait = Field(
+        default=timedelta(seconds=10), description="The time that a body may take to arrive."
+    )
     retention: RetentionSection = Field(
         default_factory=RetentionSection, description="How long the route keeps what it has."
     )
 
 
 class QueueSection(HandlingSection):
-    """A queue: handlers publish to it (ctx.publish), and nothing comes in over HTTP."""
+    """A queue: handlers publish to it (ctx.publish), and whoever has one of its tokens."""
 
     provider: QueueName = Field(description="publish: the events are jobs.")
+    tokens: list[Reference] | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the tokens are with which jobs come in over HTTP: env:NAME or"
+        " file:/path. Any one may match. Without them, only handlers publish.",
+    )
 
 
 class RouteSection(HandlingSection):
@@ -124,13 +137,6 @@ class RouteSection(HandlingSection):
         default=None,
         description="How far a signed time may be from ours, in both directions. Only where the"
         " provider signs a time; default by provider.",
-    )
-    ack_within: Wait = Field(
-        default=timedelta(seconds=3),
-        description="The time from the last byte of the body to the answer.",
-    )
-    receive_within: Wait = Field(
-        default=timedelta(seconds=10), description="The time that a body may take to arrive."
     )
     types: Globs | None = Field(
         default=None,

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from gateway.ledger.turns import Turn
-from gateway.providers.publish import EXACT, LONGEST_NAME, is_name, job_digest
+from gateway.providers.publish import EXACT, NAME_EXPECTED, is_name, job_digest
 from gateway.registry import Registry
 from gateway.routes import Config, Route
 
@@ -95,5 +95,4 @@ def _body(route: Route, payload: Any) -> bytes:
 def _checked(option: str, text: str) -> str:
     if is_name(text):
         return text
-    expected = f"a text of at most {LONGEST_NAME} printable characters"
-    raise ValueError(f"ctx.publish: {option}: found {text!r:.80}; expected {expected}")
+    raise ValueError(f"ctx.publish: {option}: found {text!r:.80}; expected {NAME_EXPECTED}")

@@ -276,6 +276,7 @@ CASES: Final = [
     Case(query="find_events", arguments=(None, event_id(7)), by="id"),
     Case(query="find_events", arguments=(["stripe"], event_id(7)), by="id_and_route"),
     Case(query="find_delivery", arguments=(7,)),
+    Case(query="find_job", arguments=("stripe", event_id(7))),
     Case(query="list_deliveries", arguments=("stripe", event_id(7))),
     Case(query="list_attempts", arguments=(PENDING,), rows=BATCH),
     Case(query="list_effects", arguments=(PENDING,), rows=BATCH),

@@ -70,6 +70,7 @@ def test_the_pages_that_people_were_promised_are_there() -> None:
         "handlers.md",
         "ledger.md",
         "metrics.md",
+        "publish.md",
         "reliability.md",
     }
 

@@ -205,7 +205,51 @@ def test_a_queue_has_no_key_of_the_way_in(tmp_path: Path, line: str) -> None:
     key = line.partition(":")[0]
     (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
     assert problem[:3] == (4, f"routes.tasks.{key}", "an unknown key")
-    assert "api_key, handlers, max_body, provider, retention" in problem[3]
+    known = "ack_within, api_key, handlers, max_body, provider, receive_within, retention, tokens"
+    assert known in problem[3]
+
+
+def test_a_queue_with_tokens_is_open(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        routes:
+          tasks: {provider: publish}
+          orders: {provider: publish, tokens: [env:ORDERS, file:/run/old], ack_within: 1s}
+        """,
+    )
+    [orders] = config.open_queues
+    assert (orders.name, orders.path) == ("orders", "/v1/queues/orders/jobs")
+    assert [str(ref) for ref in orders.secrets] == ["env:ORDERS", "file:/run/old"]
+    assert (orders.ack_within, orders.spools) == (timedelta(seconds=1), False)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("[]", "nothing"),
+        ("[hunter2-hunter2-hunter2]", "a literal value (not shown)"),
+        ("env:ORDERS", "a literal value (not shown)"),
+    ],
+)
+def test_tokens_are_references_and_never_shown(tmp_path: Path, value: str, found: str) -> None:
+    (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    tokens: {value}\n")
+    assert problem[0] == 4
+    assert problem[1].startswith("routes.tasks.tokens")
+    assert "hunter2" not in str(problem)
+    assert problem[2] == found or value == "[]"
+
+
+@pytest.mark.parametrize("token", ["", "too-short", "a token with spaces", "x" * 513, "é" * 20])
+def test_a_token_that_can_be_guessed_or_not_be_sent_is_refused(tmp_path: Path, token: str) -> None:
+    config = load(tmp_path, "routes: {tasks: {provider: publish, tokens: [env:TASKS]}}")
+    with pytest.raises(ConfigInvalid) as refusal:
+        check_secrets(config, {"TASKS": token}, {})
+    [problem] = refusal.value.problems
+    assert problem.key == "routes.tasks.tokens[0]"
+    assert not token or token not in str(problem)
+    good = check_secrets(config, {"TASKS": "0123456789abcdef"}, {})
+    assert [secret.reveal() for secret in good["tasks"]] == [b"0123456789abcdef"]
 
 
 def test_an_api_key_is_for_routes_whose_handlers_call_stripe(tmp_path: Path) -> None:

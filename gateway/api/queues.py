@@ -1,0 +1,116 @@
+"""How the OpenAPI document describes the queues, which answer beside the Admin API."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, NotRequired
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from gateway.ledger.jobs import Job
+from gateway.providers.job_request import LONGEST_DELAY
+from gateway.providers.publish import LONGEST_NAME
+
+SECURITY: Final = "queueToken"
+PATH: Final = "/v1/queues/{queue}/jobs"
+
+Name = Annotated[str | None, Field(min_length=1, max_length=LONGEST_NAME)]
+
+
+class Publish(BaseModel):
+    """A job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    payload: Annotated[Any, Field(description="Any JSON; no object has a key twice.")]
+    idempotencyKey: Annotated[  # noqa: N815 (as it is written in JSON)
+        Name, Field(description="The same key is the same job; it is its id.")
+    ] = None
+    delaySeconds: Annotated[  # noqa: N815 (the same)
+        float | None,
+        Field(ge=0, le=LONGEST_DELAY.total_seconds(), description="Not to be run sooner."),
+    ] = None
+    type: Annotated[Name, Field(description="The event type; default: the queue's name.")] = None
+
+
+class Published(TypedDict):
+    """A job that is durable."""
+
+    id: str
+    status: Literal["accepted", "duplicate"]
+
+
+class Refusal(TypedDict):
+    """Why not."""
+
+    error: str
+    detail: NotRequired[str]
+
+
+REFUSALS: Final = {
+    400: "What was sent cannot be published.",
+    401: "The token is missing or wrong.",
+    404: "There is no such queue or job.",
+    405: "There is no such method.",
+    408: "The body did not arrive in time.",
+    409: "The key is that of a job with another payload or type.",
+    413: "The body is too large.",
+    503: "It could not be made durable, or not be looked up: come again.",
+}
+ID: Final = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "description": "The id of a job.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME},
+}
+KEY: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Instead of idempotencyKey.",
+    "schema": {"type": "string", "pattern": f"^[!#-~]{{1,{LONGEST_NAME}}}$"},
+}
+
+
+def describe_queues(
+    queues: Sequence[str], ref_template: str, schemas: dict[str, Any]
+) -> dict[str, Any]:
+    """The paths of these queues; what they refer to is added to the schemas."""
+
+    def of(shape: Any) -> dict[str, Any]:
+        schema = TypeAdapter(shape).json_schema(ref_template=ref_template, mode="serialization")
+        schemas.update(schema.pop("$defs", {}))
+        return {"content": {"application/json": {"schema": schema}}}
+
+    def refusals(*statuses: int) -> dict[str, Any]:
+        return {
+            str(status): {"description": REFUSALS[status], **of(Refusal)} for status in statuses
+        }
+
+    queue = {
+        "name": "queue",
+        "in": "path",
+        "required": True,
+        "description": "The name of a queue.",
+        "schema": {"type": "string", "enum": list(queues)},
+    }
+    publish = {
+        "operationId": "publish",
+        "summary": "Publish a job; the same key again is the same job.",
+        "security": [{SECURITY: []}],
+        "parameters": [queue, KEY],
+        "requestBody": {"required": True, **of(Publish)},
+        "responses": {
+            "201": {"description": "Durable, and new.", **of(Published)},
+            "200": {"description": "Durable since before.", **of(Published)},
+            **refusals(400, 401, 404, 405, 408, 409, 413, 503),
+        },
+    }
+    job = {
+        "operationId": "job",
+        "summary": "How a job stands.",
+        "security": [{SECURITY: []}],
+        "parameters": [queue, ID],
+        "responses": {"200": {"description": "Done.", **of(Job)}, **refusals(401, 404, 405, 503)},
+    }
+    return {PATH: {"post": publish}, PATH + "/{id}": {"get": job}}

@@ -1,0 +1,245 @@
+"""Publishes jobs to a gateway, and comes again until it knows that they are durable.
+
+    async with Client("https://hooks.example.com", token=token) as gateway:
+        job = await gateway.publish("orders", {"order": 9482}, key="order:9482:charge")
+
+ClientError
+├── Refused          the gateway will never take this; carries `status`, `code` and `detail`
+│   └── Conflict     the key is that of a job with another payload or type
+└── Unavailable      no answer in time: the job may or may not be there; publish it again, same key
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+
+COME_AGAIN: Final = frozenset({429, 502, 503, 504})
+FIRST_WAIT_S: Final = 0.1
+LONGEST_WAIT_S: Final = 10.0
+OUR_MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+"""What no second try would mend."""
+JOB_FIELDS: Final = (
+    "id",
+    "status",
+    "type",
+    "attempts",
+    "error",
+    "received_at",
+    "due_at",
+    "deliveries",
+)
+
+
+class ClientError(Exception):
+    """Base of what a client raises."""
+
+
+class Refused(ClientError):
+    """The gateway answered that it does not take this, and never will."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        self.status = status
+        """The HTTP status, such as 400."""
+        self.code = code
+        """The gateway's word for it, such as `BAD_PAYLOAD`."""
+        self.detail = detail
+        """What was found and what was expected, where the gateway says so."""
+        super().__init__(f"{status} {code}" + (f": {detail}" if detail else ""))
+
+
+class Conflict(Refused):
+    """The key is that of a job with another payload or type; that one stands."""
+
+
+class Unavailable(ClientError):
+    """Nobody knows whether the job is there. Publish it again later under the same key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A job that is durable."""
+
+    id: str
+    """The key, or the one that was made up."""
+    is_new: bool
+    """False where it was there before. An earlier try of the same call, whose answer was lost,
+    counts as before, too, unless the key was made up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """How a job stands."""
+
+    id: str
+    status: str
+    """`pending`, `running`, `done`, `dead` or `discarded`: over all of its deliveries."""
+    type: str
+    attempts: int
+    error: str | None
+    received_at: datetime
+    due_at: datetime | None
+    """When it will run; None where it runs, is over, or waits for its turn."""
+    deliveries: tuple[Mapping[str, Any], ...] = field(repr=False)
+    """One for each handler: `handler status attempts due_at finished_at error`."""
+
+
+class Client:
+    """An async client of the queues of one gateway.
+
+    What did not arrive for sure is sent again - after a connection error, a time-out, or an answer
+    of 429, 502, 503 or 504 - with growing pauses, or those that the gateway asks for with
+    `Retry-After`. That is safe because each call has one key from its first try on.
+
+    `url` is where the gateway is, `token` one of the queue's tokens. A try may take `timeout`
+    seconds, all of them together `give_up_after`; then `Unavailable` is raised. A URL that cannot
+    be used is a ValueError.
+    """
+
+    def __init__(
+        self, url: str, *, token: str, timeout: float = 10.0, give_up_after: float = 60.0
+    ) -> None:
+        self._give_up_after_s = give_up_after
+        self._http = httpx.AsyncClient(
+            base_url=_checked(url), timeout=timeout, headers={"authorization": f"Bearer {token}"}
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; `async with` does so by itself."""
+        await self._http.aclose()
+
+    async def publish(
+        self,
+        queue: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        type: str | None = None,
+        delay: timedelta | float | None = None,
+    ) -> Published:
+        """Publishes a job and returns once it is durable.
+
+        The same `key` is the same job, whoever publishes it and however often: choose one that
+        comes from the work itself, such as `order:9482:charge`. Without one a key is made up for
+        this call, so that its own tries are one job; a second call is a second job.
+
+        `type` is the event type (default: the queue's name). With `delay` (a timedelta, or
+        seconds) the job is not run sooner. Raises `Conflict`, `Refused` or `Unavailable`.
+        """
+        request: dict[str, Any] = {
+            "payload": payload,
+            "idempotencyKey": f"job_{uuid4().hex}" if key is None else key,
+        }
+        if type is not None:
+            request["type"] = type
+        if delay is not None:
+            request["delaySeconds"] = (
+                delay.total_seconds() if isinstance(delay, timedelta) else delay
+            )
+        # Once, so that every try has the same bytes.
+        body = json.dumps(request, allow_nan=False).encode()
+        answer = await self._send("POST", _path(queue), body)
+        told = _read(answer, "id")
+        return Published(id=str(told["id"]), is_new=key is None or answer.status_code == 201)
+
+    async def job(self, queue: str, id: str) -> Job:
+        """How a job stands. Raises `Refused` with status 404 where there is none, or none any
+        more: a queue forgets its jobs after `retention.key`."""
+        told = _read(await self._send("GET", _path(queue, id), None), *JOB_FIELDS)
+        due_at = told["due_at"]
+        return Job(
+            id=told["id"],
+            status=told["status"],
+            type=told["type"],
+            attempts=told["attempts"],
+            error=told["error"],
+            received_at=datetime.fromisoformat(told["received_at"]),
+            due_at=None if due_at is None else datetime.fromisoformat(due_at),
+            deliveries=tuple(told["deliveries"]),
+        )
+
+    async def _send(self, method: str, path: str, body: bytes | None) -> httpx.Response:
+        give_up_at = time.monotonic() + self._give_up_after_s
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                answer = await self._http.request(method, path, content=body)
+            except OUR_MISTAKES as error:
+                raise Refused(0, "NOT_SENT", str(error)) from error
+            except httpx.TransportError as error:
+                reason, asked_s = f"{error}" or type(error).__name__, 0.0
+            else:
+                if answer.status_code not in COME_AGAIN:
+                    return answer
+                reason, asked_s = f"status {answer.status_code}", _retry_after_s(answer)
+            pause_s = max(random.uniform(wait_s / 2, wait_s), asked_s)  # noqa: S311 (jitter)
+            if time.monotonic() + pause_s > give_up_at:
+                where = self._http.base_url.host
+                raise Unavailable(f"no answer of the gateway at {where} in time: {reason}")
+            await asyncio.sleep(pause_s)
+            wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+
+
+def _checked(url: str) -> httpx.URL:
+    try:
+        checked = httpx.URL(url)
+    except httpx.InvalidURL:
+        checked = httpx.URL()
+    if checked.scheme not in {"http", "https"} or not checked.host:
+        # Not shown: it may hold a password.
+        raise ValueError("found a URL that cannot be used; expected https://host")
+    return checked
+
+
+def _path(queue: str, id: str | None = None) -> str:
+    """Dots are encoded too: an id `..` would lead elsewhere."""
+    path = f"v1/queues/{quote(queue, safe='')}/jobs"
+    return path if id is None else f"{path}/{quote(id, safe='').replace('.', '%2E')}"
+
+
+def _read(answer: httpx.Response, *fields: str) -> dict[str, Any]:
+    try:
+        told = answer.json()
+    except ValueError:
+        told = None
+    expected = fields if answer.is_success else ("error",)
+    if not isinstance(told, dict) or not told.keys() >= set(expected):
+        raise Refused(answer.status_code, "NO_GATEWAY", "the answer is not a gateway's")
+    if answer.is_success:
+        return told
+    refusal = Conflict if answer.status_code == 409 else Refused
+    raise refusal(answer.status_code, str(told["error"]), str(told.get("detail", "")))
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """Seconds, or a time; what is neither asks for nothing."""
+    value = answer.headers.get("retry-after", "")
+    if value.isascii() and value.isdecimal():
+        return float(value)
+    try:
+        at = parsedate_to_datetime(value)
+    except ValueError:
+        return 0.0
+    aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return max((aware - datetime.now(UTC)).total_seconds(), 0.0)

@@ -1,0 +1,49 @@
+"""Publishes a job to a gateway, as a program of the user's would."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from gateway.client import Client, Published, Refused, Unavailable
+from gateway.errors import BadPayload, CommandFailed
+from gateway.project import load_secrets
+from gateway.providers.job_request import read_payload
+from gateway.routes import load_config
+from gateway.settings import Settings
+
+
+async def publish_job(
+    settings: Settings,
+    queue: str,
+    document: bytes,
+    *,
+    url: str,
+    key: str | None,
+    type: str | None,
+    delay: timedelta,
+) -> Published:
+    """With the queue's own token, until it is known to be durable. Raises CommandFailed."""
+    token = _token(settings, queue)
+    try:
+        payload = read_payload(document)
+    except BadPayload as error:
+        raise CommandFailed(f"--payload: {error.reason}") from None
+    try:
+        async with Client(url, token=token) as client:
+            return await client.publish(queue, payload, key=key, type=type, delay=delay)
+    except ValueError as error:
+        raise CommandFailed(f"--url: {error}") from None
+    except Refused as error:
+        raise CommandFailed(f"not published: {error}") from None
+    except Unavailable as error:
+        raise CommandFailed(f"{error} (is the gateway running? `gateway up` starts one)") from None
+
+
+def _token(settings: Settings, queue: str) -> str:
+    config = load_config(settings.config)
+    route = next((r for r in config.open_queues if r.name == queue), None)
+    if route is None:
+        known = ", ".join(r.name for r in config.open_queues) or "none"
+        raise CommandFailed(
+            f"there is no queue {queue!r} with `tokens` in {settings.config}: it has {known}"
+        )
+    return load_secrets(settings, replace(config, routes=(route,)))[queue][0].reveal().decode()

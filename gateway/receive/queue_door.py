@@ -1,0 +1,93 @@
+"""One queue's URL: token, claim, answer."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from starlette.types import Scope
+
+from gateway.errors import RequestRejected, Unauthorized
+from gateway.failpoints import reached
+from gateway.ledger.claims import Claim, Claimed
+from gateway.model import Envelope
+from gateway.providers import Headers
+from gateway.providers.job_request import KEY_HEADER, JobRequest, read_job
+from gateway.receive import answers
+from gateway.receive.answers import Answer
+from gateway.receive.door import Door, Reception
+from gateway.routes import Route
+from gateway.secrets import Secret, is_borne
+
+THREAD_BYTES: Final = 128 * 1024
+"""Requests over this are read in a thread: exactly takes longer than a webhook takes."""
+
+
+class QueueDoor(Door):
+    """Takes the jobs of one queue. Never by the spool: whoever publishes can come again."""
+
+    def __init__(self, route: Route, reception: Reception, *, tokens: Sequence[Secret]) -> None:
+        super().__init__(route, reception)
+        self._tokens = tuple(tokens)
+
+    def _knows(self, headers: Headers) -> bool:
+        return is_borne(headers.get("authorization", ""), self._tokens)
+
+    def _headers(self, scope: Scope) -> dict[str, str]:
+        headers = super()._headers(scope)
+        if len(headers) < len(scope["headers"]):
+            keys = [value for name, value in scope["headers"] if name == KEY_HEADER.encode()]
+            if len(keys) > 1:  # as text that can be no key: nobody knows which one is meant
+                headers[KEY_HEADER] = b"\n".join(keys).decode("latin-1")
+        return headers
+
+    async def _receive(self, headers: Headers, body: bytes) -> Answer:
+        if len(body) > THREAD_BYTES:
+            claim = await asyncio.to_thread(self._read, headers, body)
+        else:
+            claim = self._read(headers, body)
+        reached("claim.verified")
+        claimed = await self._claimer.claim(claim)
+        reached("claim.answering")
+        return self._answered(claim.envelope, claimed)
+
+    def _read(self, headers: Headers, body: bytes) -> Claim:
+        job = read_job(self._route.name, headers, body)
+        now = datetime.now(UTC)
+        handlers = self._registry.for_event(self._route.name, job.type)
+        return Claim(
+            route=self._route.name,
+            provider=self._route.provider.name,
+            envelope=Envelope(id=job.id, type=job.type, occurred_at=now),
+            received_at=now,
+            digest=job.digest,
+            headers={},
+            body=job.body,
+            replay=None,
+            handlers=handlers,
+            order_keys=self._registry.order_keys(self._route.name, handlers, {}, job.body),
+            not_before=_not_before(job, now),
+        )
+
+    def _answered(self, envelope: Envelope, claimed: Claimed) -> Answer:
+        fields = {"event_id": envelope.id, "type": envelope.type}
+        if claimed.conflict:
+            self._conflicts.inc()
+            self._count("CONFLICT")
+            self._complain("job_conflicts", **fields)
+            return answers.explained(
+                409, "CONFLICT", "the key is that of a job with another payload or type"
+            )
+        self._count(claimed.verdict)
+        self._log.info(f"job_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
+        return answers.published(envelope.id, claimed.verdict)
+
+    def _refused(self, rejection: RequestRejected) -> Answer:
+        told = super()._refused(rejection)
+        if isinstance(rejection, Unauthorized):
+            return answers.UNAUTHORIZED
+        return answers.explained(told.status, rejection.code, rejection.reason, close=told.close)
+
+
+def _not_before(job: JobRequest, now: datetime) -> datetime | None:
+    return now + job.delay if job.delay > timedelta(0) else None
