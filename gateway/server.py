@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Final
 
@@ -23,6 +24,7 @@ from gateway.ledger.connection import (
     describe,
 )
 from gateway.ledger.migrate import check_version
+from gateway.ledger.tallies import Tallies, keeping
 from gateway.project import Project, database_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
 from gateway.receive.admission import Admission
@@ -55,7 +57,7 @@ def build_app(project: Project, state: State) -> App:
     jobs_claimer = Claimer(
         url, on_accepted=hand_off.offer, patience_s=patience_s, settings=BESIDE_HANDLERS
     )
-    metrics = Metrics()
+    metrics, tallies = Metrics(), Tallies()
     spool = _spool(project, claimer)
     if spool is not None:
         metrics.watch(spool)
@@ -65,6 +67,7 @@ def build_app(project: Project, state: State) -> App:
         admission=Admission(max_requests=settings.max_in_flight, max_bytes=settings.max_buffered),
         deadlines=Deadlines(),
         metrics=metrics,
+        tallies=tallies,
     )
     doors: dict[str, Door] = {
         route.path: Endpoint(
@@ -107,7 +110,14 @@ def build_app(project: Project, state: State) -> App:
         metrics=metrics,
         routes=front.routes,
         may_read_metrics=metrics_guard(settings),
-        lifespan=_lifespan((claimer, jobs_claimer), hand_off, spool, queues, front),
+        lifespan=_lifespan(
+            (claimer, jobs_claimer),
+            hand_off,
+            spool,
+            queues,
+            front,
+            keeping(tallies, url, every=settings.sweep),
+        ),
     )
 
 
@@ -131,6 +141,7 @@ def _lifespan(
     spool: Spool | None,
     queues: Queues,
     front: FrontOffice,
+    kept: AbstractAsyncContextManager[None],
 ) -> Lifespan[Starlette]:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -142,7 +153,8 @@ def _lifespan(
         await queues.open()
         await front.open()
         try:
-            yield
+            async with kept:
+                yield
         finally:
             await front.close()
             queues.close()

@@ -22,6 +22,7 @@ from gateway.ledger.deliveries import keep_places
 from gateway.ledger.migrate import check_version
 from gateway.ledger.retention import Pruner
 from gateway.ledger.sessions import Sessions
+from gateway.ledger.tallies import Tallies, TallyKeeper
 from gateway.ledger.turns import StuckTurns, keep_policies
 from gateway.project import Project, database_url
 from gateway.run.bench import Workbench
@@ -53,6 +54,8 @@ class Worker:
         self._http: httpx.AsyncClient | None = None
         self._runner: Runner | None = None
         self._sweeper: Sweeper | None = None
+        self._tallies = Tallies()
+        self._keeper: TallyKeeper | None = None
 
     async def start(self) -> None:
         """Checks the ledger once, then works; from then on it waits out a Postgres that is away."""
@@ -68,6 +71,8 @@ class Worker:
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(30, connect=5))
         bench = await self._workbench(self._http, search_path, durable, resources)
         self._runner, self._sweeper = await self._assemble(bench)
+        self._keeper = TallyKeeper(self._tallies, bench.ledger, every=self._settings.sweep)
+        self._keeper.start()
         self._tasks = [
             asyncio.create_task(self._runner.take_forever(), name="take"),
             asyncio.create_task(self._runner.beat_forever(), name="beat"),
@@ -97,6 +102,8 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sweeper.leave()
+        if self._keeper is not None:
+            await self._keeper.stop()
         if self._sessions is not None:
             await self._sessions.close()
         for pool in self._pools:
@@ -138,6 +145,7 @@ class Worker:
             registry=self._project.registry,
             api_keys=self._project.api_keys,
             resources=resources,
+            tallies=self._tallies,
             on_retry=self._expect,
             on_published=self.hint,
         )
@@ -170,6 +178,7 @@ class Worker:
             pruner=Pruner({route.name: route.retention for route in self._project.config.routes}),
             handlers=[s.key for s in self._subscriptions],
             turns=StuckTurns(),
+            tallies=self._tallies,
             every=settings.sweep,
             lease=settings.lease,
             renew=runner.beat,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.notation.quantities import format_duration
+from gateway.notation.quantities import format_roughly
 
 PIPE_WIDTH: Final = 240
 """Where nobody's terminal says how wide it is, a row stays on one line."""
@@ -87,13 +87,6 @@ def printable(text: str) -> str:
 
 def ago(at: datetime) -> str:
     """How long since, or until, in one unit."""
-    seconds = (datetime.now(UTC) - at).total_seconds()
-    text = format_duration(_rounded(abs(seconds)))
-    return f"{text} ago" if seconds >= 0 else f"in {text}"
-
-
-def _rounded(seconds: float) -> timedelta:
-    for unit_s in (86400, 3600, 60):
-        if seconds >= 2 * unit_s:
-            return timedelta(seconds=int(seconds // unit_s) * unit_s)
-    return timedelta(seconds=int(seconds))
+    since = datetime.now(UTC) - at
+    text = format_roughly(abs(since))
+    return f"{text} ago" if since >= timedelta() else f"in {text}"

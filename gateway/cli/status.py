@@ -1,17 +1,33 @@
-"""`status`: one look at the whole."""
+"""`status`: one look at the whole, once or again and again."""
 
 import asyncio
-from typing import Annotated
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Annotated, Final
 
 import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
-from gateway.cli.output import cell, console, print_json, print_rows, printable
-from gateway.ledger.pauses import Pause
-from gateway.operate.status import Report, read_status
-from gateway.settings import discover, load_settings
-from gateway.spool.look import Stock
+from gateway.api.desk import open_desk
+from gateway.api.operations.status import STATUS, StatusParams
+from gateway.cli.asking import Url, who
+from gateway.cli.output import console, print_json, printable
+from gateway.cli.status_screen import draw
+from gateway.errors import StorageUnavailable
+from gateway.notation.problems import Unexpected
+from gateway.notation.quantities import format_duration, parse_duration
+from gateway.operate.status.look import read_status
+from gateway.operate.status.report import Status
+from gateway.settings import Settings, discover, load_settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one array, all of it.")]
+OFTEN: Final = timedelta(milliseconds=200)
+SELDOM: Final = timedelta(hours=1)
+
+Read = Callable[[], Awaitable[Status]]
 
 
 def register(app: typer.Typer) -> None:
@@ -19,57 +35,92 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(as_json: AsJson = False) -> None:
-    """One screen: what waits, what runs, what is dead, what is spooled, which workers live.
+def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")
+    ] = False,
+    every: Annotated[str, typer.Option("--every", help="With --watch: how often.")] = "2s",
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """One screen: what needs attention first, then rates, backlog, handlers, engines and workers.
 
-    Exit 1 where the database cannot be reached.
+    Exit 1 where the database cannot be reached; Redis and the spool are shown all the same.
+
+    Example: [bold]gateway status --watch[/bold]
     """
     settings = discover(load_settings())
-    report = asyncio.run(read_status(settings))
+    read = _reader(settings, url)
+    if watch:
+        if as_json:
+            raise typer.BadParameter("not together with --json", param_hint="--watch")
+        _watch(read, _interval(every))
+        return
+    report = asyncio.run(_once(read))
     if as_json:
-        print_json([report.as_json()])
+        print_json([report])
     else:
-        _print_status(report)
-    if report.postgres is not None:
+        out = console()
+        out.print(draw(report, out.width))
+    if not report["postgres"]["reachable"]:
         raise typer.Exit(1)
 
 
-def _print_status(report: Report) -> None:
-    out = console()
-    redis = "reachable" if report.redis is None else f"away: {printable(report.redis)}"
-    if report.postgres is None:
-        out.print(f"Postgres reachable, schema {report.schema_version} · Redis {redis}")
-        out.print(f"Workers  {len(report.workers)} alive")
+def _reader(settings: Settings, url: str | None) -> Read:
+    async def ask() -> Status:
+        async with open_desk(settings, url, who()) as desk:
+            return await desk.ask(STATUS, StatusParams())
+
+    async def look() -> Status:
+        return await read_status(settings)
+
+    return look if url is None else ask
+
+
+async def _once(read: Read) -> Status:
+    return await read()
+
+
+def _interval(text: str) -> timedelta:
+    expected = f"{format_duration(OFTEN)} to {format_duration(SELDOM)}"
+    try:
+        interval = parse_duration(text)
+    except Unexpected as error:
+        found, expected = error.found, error.expected
     else:
-        out.print(f"{printable(report.postgres)} · Redis {redis}", style="red", markup=False)
-    out.print(f"Spool    {_spool_line(report.spool)}", markup=False)
-    for piece in report.spool.unreadable:
-        out.print(f"         could not be read: {printable(piece)}", markup=False)
-    if report.postgres is not None:
+        if OFTEN <= interval <= SELDOM:
+            return interval
+        found = text
+    raise typer.BadParameter(f"found {found}; expected {expected}", param_hint="--every")
+
+
+def _watch(read: Read, every: timedelta) -> None:
+    """Until Ctrl-C, which is how it is meant to end."""
+    try:
+        asyncio.run(_show_forever(read, every))
+    except KeyboardInterrupt:
         return
-    for pause in report.pauses:
-        out.print(f"Paused   {_pause_line(pause)}", markup=False)
-    out.print()
-    print_rows(
-        ["route", "last_hour", "last_event_at"], report.routes, empty="No events in the last hour."
-    )
-    print_rows(
-        ["route", "handler", "pending", "oldest_due_at", "waiting_turn", "running", "dead", "note"],
-        report.handlers,
-        empty="No delivery is waiting, running or dead.",
-    )
-    if any(row["dead"] for row in report.handlers):
-        out.print("See what failed with `gateway dead`, run it again with `gateway replay ID`.")
 
 
-def _pause_line(pause: Pause) -> str:
-    what = pause.route if pause.handler is None else f"{pause.route} {pause.handler}"
-    why = f": {pause.reason}" if pause.reason else ""
-    return printable(f"{what}, by {pause.actor}, {cell(pause.since)}{why}")
+async def _show_forever(read: Read, every: timedelta) -> None:
+    out = console()
+    if not sys.stdout.isatty():
+        while True:
+            out.print(await _drawn(read, out.width))
+            await asyncio.sleep(every.total_seconds())
+    footer = Text(f"every {format_duration(every)}; Ctrl-C ends", style="dim")
+    with Live(console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(_above(await _drawn(read, out.width), footer), refresh=True)
+            await asyncio.sleep(every.total_seconds())
 
 
-def _spool_line(spool: Stock) -> str:
-    if not spool.events:
-        return "empty"
-    size = f"{spool.bytes / 1024:,.0f} KiB"
-    return f"{spool.events:,} events, {size}, the oldest {cell(spool.oldest_at)}"
+async def _drawn(read: Read, width: int) -> RenderableType:
+    try:
+        return draw(await read(), width)
+    except StorageUnavailable as error:  # of a gateway far away: it may come back
+        return Text(printable(str(error)), style="red")
+
+
+def _above(screen: RenderableType, footer: Text) -> RenderableType:
+    return Group(screen, Text(), footer)

@@ -16,7 +16,7 @@ from typing import Final
 import asyncpg
 
 from gateway.errors import CommandFailed, SchemaMismatch, StorageUnavailable
-from gateway.ledger.connection import Connection, describe, users_search_path
+from gateway.ledger.connection import Connection, Pooled, describe, users_search_path
 
 LOCK: Final = 0x67617465776179
 """The advisory lock that lets one process at a time migrate: "gateway" in ASCII."""
@@ -129,7 +129,7 @@ def _line(sql: str, position: str | None) -> str:
     return "" if position is None else f":{sql.count(chr(10), 0, int(position)) + 1}"
 
 
-async def applied_version(connection: Connection) -> int:
+async def applied_version(connection: Connection | Pooled) -> int:
     """The ledger's schema version; 0 where there is none."""
     if await connection.fetchval("select to_regclass('gateway.migrations')") is None:
         return 0

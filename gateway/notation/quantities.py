@@ -63,6 +63,14 @@ def format_duration(duration: timedelta) -> str:
     return "".join(parts) or "0s"
 
 
+def format_roughly(duration: timedelta) -> str:
+    """A duration in one unit, as one tells how long ago something was; 0s at the least."""
+    for unit in (DURATION_UNITS[name] for name in "dhm"):
+        if duration >= 2 * unit:
+            return format_duration(duration // unit * unit)
+    return format_duration(timedelta(seconds=max(int(duration.total_seconds()), 0)))
+
+
 def parse_size(text: str) -> int:
     """Read a number of bytes. Without a unit it is bytes already."""
     match = re.fullmatch(SIZE_PATTERN, text)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 
 from gateway.errors import BodyTimeout, RequestRejected, StorageUnavailable, Unauthorized
 from gateway.ledger.claims import Claimer
+from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
 from gateway.providers import Headers
 from gateway.receive import answers
 from gateway.receive.admission import Admission, Overloaded
@@ -39,6 +40,7 @@ class Reception:
     admission: Admission
     deadlines: Deadlines
     metrics: Metrics
+    tallies: Tallies
 
 
 class Door(ABC):
@@ -53,9 +55,10 @@ class Door(ABC):
         self._deadlines = reception.deadlines
         self._receive_s = route.receive_within.total_seconds()
         self._acknowledge_s = route.ack_within.total_seconds()
-        self._count = Outcomes(metrics.requests, route.name)
+        self._count = Outcomes(metrics.requests, reception.tallies, route.name)
         self._conflicts = metrics.conflicts.labels(route.name)
-        self._observe = metrics.acknowledge.labels(route.name).observe
+        self._acknowledge = metrics.acknowledge.labels(route.name)
+        self._tallies = reception.tallies
         self._log = log.bind(route=route.name)
         self._complaints = Throttle(COMPLAINTS_PER_SECOND)
 
@@ -108,6 +111,10 @@ class Door(ABC):
             self._count("UNAVAILABLE")
             self._complain("not_durable", reason=str(error))
             return answers.UNAVAILABLE
+
+    def _observe(self, seconds: float) -> None:
+        self._acknowledge.observe(seconds)
+        self._tallies.add(self._route.name, REQUESTS, ACKNOWLEDGED, seconds)
 
     def _refused(self, rejection: RequestRejected) -> Answer:
         self._count(rejection.code)

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.ledger.tallies import REQUESTS, Tallies
 from gateway.spool.spool import Spool
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -69,8 +70,9 @@ class Metrics:
 class Outcomes:
     """Counts the requests of one route; the counter of each outcome is looked up once."""
 
-    def __init__(self, requests: Counter, route: str) -> None:
+    def __init__(self, requests: Counter, tallies: Tallies, route: str) -> None:
         self._requests = requests
+        self._tallies = tallies
         self._route = route
         self._counters: dict[str, Counter] = {}
 
@@ -79,3 +81,4 @@ class Outcomes:
         if counter is None:
             counter = self._counters[outcome] = self._requests.labels(self._route, outcome)
         counter.inc()
+        self._tallies.add(self._route, REQUESTS, outcome)

@@ -9,6 +9,7 @@ import httpx
 
 from gateway.ledger.connection import Pool
 from gateway.ledger.sessions import Sessions
+from gateway.ledger.tallies import Tallies
 from gateway.registry import Registry
 from gateway.routes import Config
 from gateway.secrets import Secret
@@ -33,6 +34,8 @@ class Workbench:
     """By the name of the route, for `ctx.stripe`."""
     resources: Mapping[str, Any] = field(default_factory=dict)
     """What `@resource` functions have yielded, by name."""
+    tallies: Tallies = field(default_factory=Tallies)
+    """Where runs are counted."""
     on_retry: Callable[[timedelta], None]
     """Told when a delivery of ours falls due again."""
     on_published: Callable[[Iterable[int]], None]

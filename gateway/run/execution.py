@@ -11,8 +11,10 @@ import structlog
 
 from gateway.errors import HandlerSignal, LeaseLost, StorageUnavailable
 from gateway.failpoints import reached
+from gateway.ledger.claims import Verdict
 from gateway.ledger.connection import CONTENDED, TROUBLE, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
+from gateway.ledger.tallies import REQUESTS
 from gateway.ledger.turns import advance
 from gateway.model import Lease, Outcome, Status
 from gateway.registry import Subscription
@@ -74,11 +76,16 @@ class Execution:
             return
         finally:
             await self._context.db.close()
-        _report(self._context, settlement, time.monotonic() - started)
+        self._report(settlement, time.monotonic() - started)
         if settlement.status is Status.PENDING:
             self._bench.on_retry(settlement.delay)
         elif settlement is DONE:
             await self._announce()
+
+    def _report(self, settlement: Settlement, seconds: float) -> None:
+        lease, outcome = self.lease, settlement.outcome
+        self._bench.tallies.add(lease.event.route, lease.handler, outcome, seconds)
+        _tell(self._context, settlement, seconds)
 
     async def _check(self) -> BaseException | None:
         """Where the handler acts once per key: why it is not to be run."""
@@ -100,6 +107,8 @@ class Execution:
     async def _announce(self) -> None:
         """Starts the jobs that were committed along with it. The sweep finds what this misses."""
         outbox = outbox_of(self._context)
+        for queue in outbox.queues:
+            self._bench.tallies.add(queue, REQUESTS, Verdict.ACCEPTED)
         if not outbox.delivery_ids:
             return
         try:
@@ -232,7 +241,7 @@ def _consume(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _report(context: Context, settlement: Settlement, seconds: float) -> None:
+def _tell(context: Context, settlement: Settlement, seconds: float) -> None:
     fields = {"outcome": settlement.outcome.value, "ms": round(seconds * 1000, 1)}
     if settlement.outcome is Outcome.DONE:
         context.log.info("delivery_done", **fields)

@@ -47,6 +47,8 @@ class Outbox:
         """Deliveries of its jobs: there once the transaction is committed."""
         self.turns: list[Turn] = []
         """What some of them wait for."""
+        self.queues: list[str] = []
+        """The queue of each."""
 
     def make(self, queue: str, payload: Any, key: str | None, type: str | None) -> Job:
         """Raises ValueError or TypeError for what can be no job."""
@@ -68,6 +70,7 @@ class Outbox:
 
     def note(self, job: Job, delivery_ids: Iterable[int]) -> None:
         """A job was written."""
+        self.queues.append(job.queue)
         self.delivery_ids.extend(delivery_ids)
         self.turns.extend(job.turns)
 

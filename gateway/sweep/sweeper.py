@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -17,13 +18,16 @@ from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import Pruned, Pruner
+from gateway.ledger.tallies import Tallies
 from gateway.ledger.turns import StuckTurns
+from gateway.model import Outcome
 
 REAP_LIMIT: Final = 200
 LEAVE_S: Final = 1.0
 CLOCKS_DRIFT: Final = timedelta(seconds=1)
 """By so much a clock may be set back without a word."""
 
+VERSION: Final = version("webhook-gateway-server")
 MISSED_ROUNDS: Final = 6
 """Rounds without a sign after which a worker is no longer listed."""
 
@@ -40,6 +44,7 @@ class Sweeper:
         pruner: Pruner,
         handlers: Sequence[tuple[str, str]],
         turns: StuckTurns,
+        tallies: Tallies,
         every: timedelta,
         lease: timedelta,
         renew: Callable[[], Awaitable[None]],
@@ -48,6 +53,7 @@ class Sweeper:
         self._ledger = ledger
         self._pruner = pruner
         self._turns = turns
+        self._tallies = tallies
         self._handlers = [f"{route} {handler}" for route, handler in handlers]
         self._every = every
         self._lease = lease
@@ -120,6 +126,7 @@ class Sweeper:
             os.getpid(),
             self._handlers,
             self._every * MISSED_ROUNDS,
+            VERSION,
         )
         return set_back
 
@@ -139,6 +146,7 @@ class Sweeper:
         reaped = await reap(self._ledger, REAP_LIMIT, self._lease)
         reached("sweep.reaped")
         for row in reaped:
+            self._tallies.add(row["route"], row["handler"], Outcome.LOST)
             log.warning(
                 "lease_taken_back",
                 route=row["route"],

@@ -227,25 +227,3 @@ async def test_discard_gives_up_what_it_may_and_says_what_it_may_not(
 
 def test_show_of_nothing_is_one_clear_line(project: Project) -> None:
     assert "there is no event or delivery 'evt_x'" in one_line(project.run("show", "evt_x"), 1)
-
-
-async def test_status_on_one_screen(project: Project, ledger: Reader, database_url: str) -> None:
-    await claim_all(
-        database_url, [make_claim("evt_1", handlers=["handlers.effects.count", "gone"])]
-    )
-    with project.process("worker") as worker:
-        await worker.says("delivery_done")
-        [report] = json.loads(project.run("status", "--json").stdout)
-        assert len(report["workers"]) == 1
-        assert report["redis"]["reachable"] is True
-        assert [(h["handler"], h["pending"], h["orphaned"]) for h in report["handlers"]] == [
-            ("gone", 1, True)
-        ]
-        assert [(r["route"], r["last_hour"]) for r in report["routes"]] == [("stripe", 1)]
-        text = project.run("status").stdout
-        assert "orphaned: no worker has this handler" in text
-    [away] = json.loads(
-        project.run("status", "--json", GATEWAY_REDIS_URL=f"redis://127.0.0.1:{free_port()}").stdout
-    )
-    assert away["redis"]["reachable"] is False
-    assert away["workers"] == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -81,7 +82,7 @@ async def test_events_that_would_never_come_again_are_kept_until_postgres_is_bac
             assert (await push(heir, "after")).json()["status"] == "accepted"
             assert (await push(heir, "during_0")).json()["status"] == "duplicate"
             await settled(engine.url, 6)
-            assert "Spool    empty" in project.run("status").stdout
+            assert re.search("^Spool +empty", project.run("status").stdout, re.MULTILINE)
     notes = {
         row["event_id"]: row["note"] for row in json.loads(project.run("events", "--json").stdout)
     }
@@ -96,7 +97,7 @@ async def _is_shown(project: Project, serving: Serving, *, events: int) -> None:
     status = project.run("status")
     assert status.returncode == 1
     assert "Postgres cannot be reached" in status.stdout
-    assert f"Spool    {events} events" in status.stdout
+    assert re.search(rf"^Spool +{events} events", status.stdout, re.MULTILINE)
     [report] = json.loads(project.run("status", "--json").stdout)
     assert (report["postgres"]["reachable"], report["spool"]["events"]) == (False, events)
     async with httpx.AsyncClient() as client:

@@ -34,6 +34,7 @@ GROWN: Final = frozenset(
         "once_keys",
         "gaps",
         "refusals",
+        "tallies",
     }
 )
 
@@ -91,6 +92,11 @@ select 'github', 'gap_' || n, n / 64, 'push', n::text, at, at, true,
 from past where n % 4 = 0;
 insert into gateway.refusals (route, event_id, digest, refused_at)
 select 'github', 'refused_' || n, sha256((n / 50)::text::bytea), at from past where n % 4 = 0;
+insert into gateway.tallies (minute, route, handler, outcome, n, times)
+select date_trunc('minute', now()) - n * interval '1 min', route, handler, 'done', 7, '{{0,3,4}}'
+from generate_series(0, 11519) as n,
+     (values ('stripe', ''), ('stripe', 'handlers.h1'), ('github', 'handlers.h2'))
+         as k (route, handler);
 """  # noqa: S608 (our own numbers)
 """Forty days: nearly all done, a few thousand waiting, some dead, a hundred running."""
 
@@ -98,6 +104,7 @@ VACUUM: Final = "vacuum analyze " + ", ".join(f"gateway.{table}" for table in so
 
 DAY: Final = timedelta(days=1)
 NOW: Final = datetime.now(UTC)
+HOUR_AGO: Final = NOW - timedelta(hours=1)
 BATCH: Final = 64
 STEP: Final = 1_000
 BLOCKS_PER_ROW: Final = 40
@@ -283,17 +290,35 @@ CASES: Final = [
     Case(query="list_audit", arguments=(PENDING,), rows=BATCH),
     Case(query="list_all_audit", arguments=(50, None), rows=50),
     *reconciling(),
-    Case(query="count_unfinished", rows=EVENTS - RUNNING_FROM),
+    Case(
+        query="count_unfinished",
+        arguments=(100_001, timedelta(hours=1)),
+        rows=EVENTS - RUNNING_FROM,
+    ),
     Case(query="count_blocked", rows=EVENTS - RUNNING_FROM),
-    Case(query="count_received", arguments=(timedelta(hours=1),), rows=200),
+    Case(
+        query="add_tallies",
+        arguments=(
+            timedelta(),
+            8 * DAY,
+            ["stripe"] * 2,
+            ["", "handlers.h1"],
+            ["done"] * 2,
+            [1, 2],
+            ["{1}", "{}"],
+        ),
+        rows=10,
+    ),
+    Case(query="sum_tallies", arguments=(HOUR_AGO, NOW), rows=3 * 60),
+    Case(query="sum_times", arguments=(HOUR_AGO, ["done"]), rows=3 * 60),
 ]
 
 ASIDE: Final = {
-    "abandon_reconciliations", "alive", "begin_reconciliation", "end_reconciliation",
-    "find_leasing", "find_paused", "find_reconciliation", "find_resumable",
+    "abandon_reconciliations", "alive", "begin_reconciliation", "describe_server",
+    "end_reconciliation", "find_leasing", "find_paused", "find_reconciliation", "find_resumable",
     "forget_reconciliations", "keep_places", "keep_policies", "last_reconciliations",
     "last_scheduled", "leave", "leave_reconciliation", "list_exhausted", "list_pauses",
-    "list_reconciliations", "list_workers", "resume_reconciliation", "start_prune",
+    "list_reconciliations", "list_totals", "list_workers", "resume_reconciliation", "start_prune",
     "step_reconciliation", "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""

@@ -1,20 +1,54 @@
 -- name: count_unfinished
--- Waiting, running and dead deliveries per handler, from their partial indexes.
-select route, handler, status, count(*) as n, min(due_at) filter (where due_at <= now()) as oldest_at,
-       count(*) filter (where due_at = 'infinity') as waiting_turn
-from gateway.deliveries
-where status = 'pending'
-group by route, handler, status
+-- Waiting, running and dead deliveries per handler, at most so many of each: a person reads no more,
+-- and a backlog of millions must not be slow to look at. Handlers that have some waiting are found by
+-- skipping through deliveries_due; of the dead the newest are counted (deliveries_dead).
+with recursive waiting as (
+    (select route, handler from gateway.deliveries
+     where status = 'pending' order by route, handler limit 1)
+    union all
+    select following.route, following.handler
+    from waiting
+    cross join lateral (
+        select d.route, d.handler from gateway.deliveries d
+        where d.status = 'pending' and (d.route, d.handler) > (waiting.route, waiting.handler)
+        order by d.route, d.handler limit 1
+    ) following
+)
+select route, handler, 'pending' as status, counted.n, oldest.due_at as oldest_at, turns.n as waiting_turn,
+       0 as lately
+from waiting
+cross join lateral (
+    select count(*) as n from (
+        select from gateway.deliveries d
+        where d.status = 'pending' and d.route = waiting.route and d.handler = waiting.handler
+        limit $1
+    ) few
+) counted
+cross join lateral (
+    select min(d.due_at) as due_at from gateway.deliveries d
+    where d.status = 'pending' and d.route = waiting.route and d.handler = waiting.handler
+      and d.due_at <= now()
+) oldest
+cross join lateral (
+    select count(*) as n from (
+        select from gateway.deliveries d
+        where d.status = 'pending' and d.route = waiting.route and d.handler = waiting.handler
+          and d.due_at = 'infinity'
+        limit $1
+    ) few
+) turns
 union all
-select route, handler, status, count(*), min(leased_at), 0
-from gateway.deliveries
-where status = 'running'
-group by route, handler, status
+select route, handler, 'running', count(*), min(leased_at), 0, 0
+from (select route, handler, leased_at from gateway.deliveries where status = 'running' limit $1) few
+group by route, handler
 union all
-select route, handler, status, count(*), min(finished_at), 0
-from gateway.deliveries
-where status = 'dead'
-group by route, handler, status
+select route, handler, 'dead', count(*), min(finished_at), 0,
+       count(*) filter (where finished_at > now() - $2::interval)
+from (
+    select route, handler, finished_at from gateway.deliveries
+    where status = 'dead' order by finished_at desc, id desc limit $1
+) few
+group by route, handler
 order by route, handler, status;
 
 -- name: count_blocked
@@ -45,10 +79,10 @@ group by route, handler
 having min(free_at) > now()
 order by route, handler;
 
--- name: count_received
--- Events per route in the last while, and the newest (processed_events_received).
-select route, count(*) as n, max(received_at) as last_at
-from gateway.processed_events
-where received_at >= now() - $1::interval
-group by route
-order by route;
+-- name: describe_server
+-- The server, and what the ledger takes of it. Backends are counted as everybody may see them.
+select current_setting('server_version') as version,
+       current_setting('max_connections')::integer as max_connections,
+       (select sum(numbackends)::integer from pg_stat_database) as connections,
+       (select coalesce(sum(pg_total_relation_size(oid)), 0)::bigint from pg_class
+        where relnamespace = 'gateway'::regnamespace and relkind = 'r') as size_bytes;

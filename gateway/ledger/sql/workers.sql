@@ -6,8 +6,8 @@ with gone as (
 ), latest as (
     select max(seen_at) as seen_at from gateway.workers
 )
-insert into gateway.workers (id, host, pid, handlers)
-values ($1, $2, $3, $4::text[])
+insert into gateway.workers (id, host, pid, handlers, version)
+values ($1, $2, $3, $4::text[], $6)
 on conflict (id) do update set seen_at = now(), handlers = excluded.handlers
 returning greatest((select seen_at from latest) - now(), interval '0') as set_back;
 
@@ -46,7 +46,7 @@ delete from gateway.workers where id = $1;
 
 -- name: list_workers
 -- Workers that were seen lately.
-select id, host, pid, handlers, started_at, seen_at
+select id, host, pid, version, handlers, started_at, seen_at
 from gateway.workers
 where seen_at >= now() - $1::interval
 order by started_at;

@@ -1,0 +1,221 @@
+"""The screen of `status`: what needs attention on top, then figures, each kind in one table."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gateway.cli.output import printable
+from gateway.notation.quantities import format_roughly
+from gateway.operate.status.report import (
+    Attention,
+    HandlerState,
+    ReconcileState,
+    RouteState,
+    Status,
+)
+
+WIDE: Final = 100
+MARKS: Final = {"problem": "bold red", "warning": "yellow"}
+POOR: Final = 0.9
+"""Under this share of successes the figure is coloured."""
+
+REQUESTS: Final = (
+    *("5 min\naccepted", "\ndup.", "\nrefused"),
+    *("hour\naccepted", "\ndup.", "\nrefused"),
+    *("answered\np50", "\np99", "last\nevent"),
+)
+HANDLERS: Final = (
+    *("now\nwaiting", "\nsince", "\nrunning", "\ndead"),
+    *("hour\nruns", "\nok", "\np50", "\np99"),
+)
+SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
+NOTHING: Final = Text("-", style="dim")
+
+
+def draw(status: Status, width: int) -> RenderableType:
+    """All of it, for people with so many columns."""
+    gap = 2 if width >= WIDE else 1
+    parts: list[RenderableType] = [_head(status), Text()]
+    if status["postgres"]["reachable"]:
+        parts += [_requests(status, gap), Text(), _handlers(status, gap), Text()]
+    parts.append(_foot(status))
+    return Group(*parts)
+
+
+def _head(status: Status) -> RenderableType:
+    if not status["attention"]:
+        return Text("All is well.", style="green")
+    table = _grid()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for attention in status["attention"]:
+        table.add_row(*_attention(attention))
+    return table
+
+
+def _attention(attention: Attention) -> tuple[Text, Text]:
+    level = attention["level"]
+    told = Text(printable(attention["text"]))
+    told.append(f"\n{printable(attention['advice'])}", style="dim")
+    return Text(level, style=MARKS[level]), told
+
+
+def _requests(status: Status, gap: int) -> RenderableType:
+    table = _table(gap, "\nroute", *REQUESTS)
+    for route in status["routes"]:
+        table.add_row(*_route(route, status["at"]))
+    if not status["routes"]:
+        return Text("No route has had a request.")
+    return table
+
+
+def _route(route: RouteState, now: datetime) -> Iterator[Text]:
+    yield Text(printable(route["route"]))
+    for requests in (route["minutes"], route["hour"]):
+        yield _count(requests["accepted"])
+        yield _count(requests["duplicate"])
+        yield _count(requests["refused"], style="yellow")
+    yield _ms(route["p50_ms"])
+    yield _ms(route["p99_ms"])
+    yield _since(route["last_event_at"], now)
+
+
+def _handlers(status: Status, gap: int) -> RenderableType:
+    table = _table(gap, "\nhandler", *HANDLERS)
+    route = None
+    for handler in status["handlers"]:
+        if handler["route"] != route:
+            route = handler["route"]
+            table.add_row(Text(printable(route), style="bold"))
+        table.add_row(*_handler(handler, status["at"]))
+        if handler["note"] is not None:
+            table.add_row(Text(f"  {printable(handler['note'])}", style="yellow"))
+    if not status["handlers"]:
+        return Text("No handler has run in the last hour, and nothing waits.")
+    return table
+
+
+def _handler(handler: HandlerState, now: datetime) -> Iterator[Text]:
+    yield Text(printable(handler["handler"]))
+    yield _count(handler["pending"], more=handler["capped"])
+    yield _since(handler["oldest_due_at"], now)
+    yield _count(handler["running"])
+    yield _count(handler["dead"], style="bold red", more=handler["capped"])
+    yield _count(handler["runs"])
+    yield _share(handler["success"])
+    yield _ms(handler["p50_ms"])
+    yield _ms(handler["p99_ms"])
+
+
+def _foot(status: Status) -> RenderableType:
+    table = _grid()
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("Postgres", _postgres(status))
+    table.add_row("Redis", _redis(status))
+    if status["postgres"]["reachable"]:
+        table.add_row("Workers", _workers(status))
+    table.add_row("Spool", _spool(status))
+    for run in status["reconciles"]:
+        table.add_row("Reconcile", _reconcile(run, status["at"]))
+    table.add_row("Time", Text(f"{status['at']:%Y-%m-%d %H:%M:%S} UTC", style="dim"))
+    return table
+
+
+def _postgres(status: Status) -> Text:
+    server = status["postgres"]
+    if not server["reachable"]:
+        return Text("away", style="bold red")
+    return Text(
+        f"{printable(str(server['version']).split()[0])}, schema {server['schema_version']},"
+        f" {_size(server['size_bytes'] or 0)}, {server['connections']} of"
+        f" {server['max_connections']} connections"
+    )
+
+
+def _redis(status: Status) -> Text:
+    server = status["redis"]
+    if not server["reachable"]:
+        return Text("away", style="yellow")
+    return Text(
+        f"{printable(str(server['version']))}, {_size(server['memory_bytes'] or 0)},"
+        f" {server['jobs']:,} wake-ups waiting"
+    )
+
+
+def _workers(status: Status) -> Text:
+    if not status["workers"]:
+        return Text("none alive", style="bold red")
+    hosts: dict[str, int] = {}
+    for worker in status["workers"]:
+        hosts[worker["host"]] = hosts.get(worker["host"], 0) + 1
+    where = ", ".join(f"{n} on {printable(host)}" for host, n in sorted(hosts.items()))
+    return Text(f"{len(status['workers'])} alive: {where}")
+
+
+def _reconcile(run: ReconcileState, now: datetime) -> Text:
+    when = format_roughly(now - (run["finished_at"] or run["started_at"]))
+    style = "bold red" if run["status"] == "failed" else ""
+    found = f"{run['missing']:,} missing, {run['recovered']:,} recovered"
+    return Text(f"{printable(run['route'])} {run['status']} {when} ago: {found}", style=style)
+
+
+def _spool(status: Status) -> Text:
+    spool = status["spool"]
+    where = f" (on {printable(spool['host'])})"
+    if not spool["events"]:
+        return Text(f"empty{where}")
+    told = f"{spool['events']:,} events, {_size(spool['bytes'])}"
+    if spool["oldest_at"] is not None:
+        told += f", the oldest for {format_roughly(status['at'] - spool['oldest_at'])}"
+    return Text(told + where, style="yellow")
+
+
+def _grid() -> Table:
+    return Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _table(gap: int, first: str, *figures: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    table.add_column(first, overflow="fold", min_width=8)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
+    return table
+
+
+def _count(n: int, *, style: str = "", more: bool = False) -> Text:
+    if not n:
+        return Text("0", style="dim")
+    return Text(f"{n:,}{'+' if more else ''}", style=style)
+
+
+def _share(share: float | None) -> Text:
+    if share is None:
+        return NOTHING
+    text = "100 %" if share == 1 else f"{min(share * 100, 99.9):.1f} %"
+    return Text(text, style="" if share >= POOR else "bold red")
+
+
+def _ms(ms: float | None) -> Text:
+    if ms is None:
+        return NOTHING
+    if ms >= 10_000:
+        return Text(f"{ms / 1000:,.0f} s")
+    if ms >= 1000:
+        return Text(f"{ms / 1000:.1f} s")
+    return Text(f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms")
+
+
+def _since(at: datetime | None, now: datetime) -> Text:
+    return NOTHING if at is None else Text(format_roughly(now - at))
+
+
+def _size(size_bytes: int) -> str:
+    for unit, length in SIZES:
+        if size_bytes >= length:
+            return f"{size_bytes / length:,.1f} {unit}"
+    return f"{size_bytes} B"

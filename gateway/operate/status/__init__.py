@@ -1,0 +1,1 @@
+"""One look at the whole: what needs attention, rates, backlog, handlers, engines, spool."""

@@ -1,0 +1,226 @@
+"""What a person should look at first, in words, and what he can do about it."""
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from gateway.notation.quantities import format_roughly
+from gateway.operate.status.report import Attention, HandlerState, RouteState, Status
+
+OLD: Final = timedelta(minutes=5)
+"""A delivery that has been due for so long is not merely next."""
+
+FEW_RUNS: Final = 10
+"""Fewer say nothing of a handler."""
+
+POOR: Final = 0.5
+FULL: Final = 0.9
+"""The share of Postgres's connections that leaves too little room."""
+
+
+def find_attention(status: Status) -> list[Attention]:
+    """Problems first, then warnings, each kind in the order in which one would ask."""
+    found = [attention for look in LOOKS for attention in look(status)]
+    return sorted(found, key=lambda attention: attention["level"] != "problem")
+
+
+def _problem(text: str, advice: str) -> Attention:
+    return Attention(level="problem", text=text, advice=advice)
+
+
+def _warning(text: str, advice: str) -> Attention:
+    return Attention(level="warning", text=text, advice=advice)
+
+
+def _ledger(status: Status) -> Iterator[Attention]:
+    error = status["postgres"]["error"]
+    if error is not None:
+        yield _problem(
+            error,
+            "no event is taken but into the spool, none is run: start it; see `gateway doctor`",
+        )
+
+
+def _workers(status: Status) -> Iterator[Attention]:
+    if status["workers"] or not status["postgres"]["reachable"]:
+        return
+    waiting = sum(handler["pending"] for handler in status["handlers"])
+    text = f"no worker is alive, and {_many(waiting, 'delivery waits', 'deliveries wait')}"
+    yield _problem(text if waiting else "no worker is alive", "start one: `gateway worker`")
+
+
+def _dead(status: Status) -> Iterator[Attention]:
+    dying = [handler for handler in status["handlers"] if handler["dead"]]
+    if not dying:
+        return
+    total, lately = sum(h["dead"] for h in dying), sum(h["dead_lately"] for h in dying)
+    more = "+" if any(h["capped"] and h["dead"] == total for h in dying) else ""
+    text = f"{total:,}{more} dead letter{'s' if total > 1 else ''}"
+    text += f", {lately:,} of them in the last hour" if lately else ", none in the last hour"
+    worst = max(dying, key=lambda h: h["dead"])
+    who = worst["handler"] if len(dying) == 1 else f"most of {worst['handler']}"
+    yield _problem(f"{text} ({who})", "look: `gateway dead`; then `gateway replay` or `discard`")
+
+
+def _backlog(status: Status) -> Iterator[Attention]:
+    for handler in status["handlers"]:
+        oldest = handler["oldest_due_at"]
+        if oldest is None or status["at"] - oldest < OLD:
+            continue
+        if handler["orphaned"] or handler["paused"] or not status["workers"]:
+            continue  # which is told, and why it waits
+        text = f"{_of(handler)} is behind: {_pending(handler)}, the oldest due for"
+        yield _problem(
+            f"{text} {_age(status['at'], oldest)}",
+            "more workers or GATEWAY_CONCURRENCY, or a faster handler",
+        )
+
+
+def _orphans(status: Status) -> Iterator[Attention]:
+    for handler in status["handlers"]:
+        if handler["orphaned"]:
+            yield _problem(
+                f"{_of(handler)} is in no worker: {_pending(handler)}",
+                "deploy a worker that has it, or give them up: `gateway discard`",
+            )
+
+
+def _pauses(status: Status) -> Iterator[Attention]:
+    for pause in status["pauses"]:
+        what = pause["handler"] or f"all of {pause['route']}"
+        since = _age(status["at"], pause["since"])
+        why = f": {pause['reason']}" if pause["reason"] else ""
+        handler = "" if pause["handler"] is None else f" {pause['handler']}"
+        yield _warning(
+            f"{what} is paused, for {since} now, by {pause['actor']}{why}",
+            f"when it may run again: `gateway resume {pause['route']}{handler}`",
+        )
+
+
+def _failing(status: Status) -> Iterator[Attention]:
+    for handler in status["handlers"]:
+        success = handler["success"]
+        if success is not None and handler["runs"] >= FEW_RUNS and success < POOR:
+            yield _warning(
+                f"{_of(handler)} failed {handler['failed']:,} of {handler['runs']:,} runs"
+                " in the last hour",
+                f"see why: `gateway events --handler {handler['handler']}`, then `gateway show ID`",
+            )
+
+
+def _refusals(status: Status) -> Iterator[Attention]:
+    for route in status["routes"]:
+        for code, count in sorted(route["refused_as"].items(), key=lambda item: -item[1]):
+            if code == "UNAVAILABLE":
+                yield _problem(
+                    f"{route['route']}: {_many(count, 'request', 'requests')} not taken (503)"
+                    " in the last 5 minutes",
+                    "Postgres was slow or away, or too many came at once: see the log of serve",
+                )
+            elif _is_much(route, count):
+                yield _warning(
+                    f"{route['route']}: {count:,} of {_answered(route):,} requests refused"
+                    f" as {code} in the last 5 minutes",
+                    REFUSALS.get(code, "see the log of `gateway serve`"),
+                )
+
+
+def _spool(status: Status) -> Iterator[Attention]:
+    spool = status["spool"]
+    for piece in spool["unreadable"]:
+        yield _problem(
+            f"a piece of the spool on {spool['host']} cannot be read: {piece}",
+            "acknowledged events may be in it: keep the file, see docs/reliability.md",
+        )
+    if spool["events"] and spool["oldest_at"] is not None:
+        yield _warning(
+            f"{_many(spool['events'], 'event waits', 'events wait')} in the spool on"
+            f" {spool['host']}, the oldest for {_age(status['at'], spool['oldest_at'])}",
+            "they are claimed as soon as a serve there reaches Postgres",
+        )
+
+
+def _reconciles(status: Status) -> Iterator[Attention]:
+    for run in status["reconciles"]:
+        if run["status"] == "failed":
+            ended_at = run["finished_at"] or run["started_at"]
+            yield _problem(
+                f"the last reconcile of {run['route']} failed {_age(status['at'], ended_at)} ago:"
+                f" {run['error']}",
+                f"then: `gateway reconcile {run['route']}`, which goes on where it ended",
+            )
+        elif run["unrecoverable"]:
+            yield _warning(
+                f"{_many(run['unrecoverable'], 'event', 'events')} of {run['route']} never came"
+                " and cannot be had any more",
+                "see which: `gateway reconcile`",
+            )
+
+
+def _redis(status: Status) -> Iterator[Attention]:
+    if status["redis"]["error"] is not None:
+        yield _warning(
+            f"Redis is away: {status['redis']['error']}",
+            "nothing is lost: workers find their work in Postgres, a moment later",
+        )
+
+
+def _connections(status: Status) -> Iterator[Attention]:
+    used, most = status["postgres"]["connections"], status["postgres"]["max_connections"]
+    if used is not None and most is not None and used >= most * FULL:
+        yield _warning(
+            f"Postgres has {used} of {most} connections in use",
+            "raise max_connections, or run fewer workers or a lower GATEWAY_CONCURRENCY",
+        )
+
+
+LOOKS: Final[tuple[Callable[[Status], Iterator[Attention]], ...]] = (
+    _ledger,
+    _workers,
+    _dead,
+    _backlog,
+    _orphans,
+    _pauses,
+    _spool,
+    _reconciles,
+    _refusals,
+    _failing,
+    _redis,
+    _connections,
+)
+
+REFUSALS: Final = {
+    "BAD_SIGNATURE": "a secret that was rotated at the provider only, or a stranger",
+    "STALE_TIMESTAMP": "a clock that is wrong, here or there: `gateway doctor`",
+    "REPLAYED": "the same bytes under fresh ids: see `replay` in docs/routes.md",
+    "BAD_PAYLOAD": "signed, but no event: is the route's provider the right one?",
+    "TOO_LARGE": "bodies over the route's max_body",
+    "TIMEOUT": "bodies that come too slowly: the network, or a slow sender",
+}
+
+
+def _is_much(route: RouteState, count: int) -> bool:
+    """A single stranger is no reason to get up."""
+    return count >= FEW_RUNS or count * 2 >= _answered(route)
+
+
+def _answered(route: RouteState) -> int:
+    requests = route["minutes"]
+    return requests["accepted"] + requests["duplicate"] + requests["ignored"] + requests["refused"]
+
+
+def _of(handler: HandlerState) -> str:
+    return f"{handler['handler']} ({handler['route']})"
+
+
+def _pending(handler: HandlerState) -> str:
+    more = "+" if handler["capped"] else ""
+    return f"{handler['pending']:,}{more} waiting"
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count:,} {one if count == 1 else more}"
+
+
+def _age(now: datetime, then: datetime) -> str:
+    return format_roughly(now - then)

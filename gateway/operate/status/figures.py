@@ -1,0 +1,76 @@
+"""Rates and times of the last minutes and the last hour, from the tallies."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from gateway.ledger.connection import Executor
+from gateway.ledger.histogram import percentile
+from gateway.ledger.queries import QUERIES
+from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS
+from gateway.model import Outcome
+from gateway.operate.status.report import Requests
+
+MINUTES: Final = timedelta(minutes=5)
+HOUR: Final = timedelta(hours=1)
+RUNS: Final = (Outcome.DONE, Outcome.RETRY, Outcome.DEAD)
+"""Those in which the handler decided: the others tell nothing of it."""
+
+ANSWERS: Final = ("accepted", "duplicate", "ignored")
+
+Place = tuple[str, str]
+"""Route and handler; no handler: the route's door."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What happened, by place and outcome."""
+
+    hour: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)
+    minutes: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)
+    times: Mapping[Place, Mapping[int, int]] = field(default_factory=dict)
+    last_at: Mapping[tuple[str, str, str], datetime] = field(default_factory=dict)
+    """By route, handler and outcome, since counting began."""
+
+    def requests(self, route: str, *, lately: bool) -> Requests:
+        counts = (self.minutes if lately else self.hour).get((route, REQUESTS), {})
+        refused = sum(refused_as(counts).values())
+        accepted, duplicate, ignored = (counts.get(answer, 0) for answer in ANSWERS)
+        return Requests(accepted=accepted, duplicate=duplicate, ignored=ignored, refused=refused)
+
+    def runs(self, route: str, handler: str, *, lately: bool = False) -> tuple[int, int]:
+        """How many there were, and how many of them failed."""
+        counts = (self.minutes if lately else self.hour).get((route, handler), {})
+        done, *failed = (counts.get(outcome, 0) for outcome in RUNS)
+        return done + sum(failed), sum(failed)
+
+    def took_ms(self, route: str, handler: str, share: float) -> float | None:
+        seconds = percentile(self.times.get((route, handler), {}), share)
+        return None if seconds is None else round(seconds * 1000, 2)
+
+
+def refused_as(counts: Mapping[str, int]) -> dict[str, int]:
+    """The codes with which requests were refused."""
+    return {o: n for o, n in counts.items() if o not in (*ANSWERS, ACKNOWLEDGED) and n}
+
+
+async def read_figures(ledger: Executor, now: datetime) -> Figures:
+    """Reads them."""
+    hour: dict[Place, dict[str, int]] = defaultdict(dict)
+    minutes: dict[Place, dict[str, int]] = defaultdict(dict)
+    times: dict[Place, dict[int, int]] = defaultdict(dict)
+    for row in await ledger.fetch(QUERIES["sum_tallies"], now - HOUR, now - MINUTES):
+        place = row["route"], row["handler"]
+        hour[place][row["outcome"]] = row["n"]
+        minutes[place][row["outcome"]] = row["lately"]
+    for row in await ledger.fetch(QUERIES["sum_times"], now - HOUR, [ACKNOWLEDGED, *RUNS]):
+        times[row["route"], row["handler"]][row["bucket"]] = row["n"]
+    totals = await ledger.fetch(QUERIES["list_totals"])
+    return Figures(
+        hour=hour,
+        minutes=minutes,
+        times=times,
+        last_at={(r["route"], r["handler"], r["outcome"]): r["last_at"] for r in totals},
+    )

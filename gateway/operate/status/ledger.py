@@ -1,0 +1,165 @@
+"""What the ledger knows of routes, handlers, workers and its own server."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from gateway.ledger.connection import Connection, Pooled
+from gateway.ledger.migrate import applied_version
+from gateway.ledger.pauses import Pause
+from gateway.ledger.queries import QUERIES
+from gateway.ledger.reconciliations import last_runs
+from gateway.ledger.tallies import REQUESTS
+from gateway.operate.status.figures import HOUR, Figures, refused_as
+from gateway.operate.status.report import (
+    HandlerState,
+    PostgresState,
+    ReconcileState,
+    RouteState,
+    WorkerState,
+)
+from gateway.settings import Settings
+from gateway.sweep.sweeper import MISSED_ROUNDS
+
+MOST_COUNTED: Final = 50_001
+"""Of each handler and state: enough to know that there are more than fifty thousand."""
+
+Session = Connection | Pooled
+
+
+async def read_postgres(session: Session) -> PostgresState:
+    """The server."""
+    [row] = await session.fetch(QUERIES["describe_server"])
+    version = await applied_version(session)
+    state: PostgresState = {
+        "reachable": True,
+        "error": None,
+        "schema_version": version,
+        **row,  # type: ignore[typeddict-item]  # the same fields
+    }
+    return state
+
+
+async def read_workers(session: Session, settings: Settings) -> list[WorkerState]:
+    """Those that live."""
+    lately = settings.sweep * MISSED_ROUNDS
+    rows = await session.fetch(QUERIES["list_workers"], lately)
+    return [WorkerState(**{**row, "id": str(row["id"])}) for row in rows]  # type: ignore[typeddict-item]
+
+
+async def read_reconciles(session: Session) -> list[ReconcileState]:
+    """The last one of each route."""
+    wanted = ReconcileState.__annotations__
+    rows = await last_runs(session)
+    return [ReconcileState(**{name: row[name] for name in wanted}) for row in rows]  # type: ignore[typeddict-item]
+
+
+def list_routes(names: Iterable[str], figures: Figures) -> list[RouteState]:
+    """Those of the configuration, and those of which something is known."""
+    known = {route for route, handler in figures.hour if handler == REQUESTS}
+    known |= {route for route, handler, _ in figures.last_at if handler == REQUESTS}
+    return [_route(name, figures) for name in sorted({*names, *known})]
+
+
+def _route(name: str, figures: Figures) -> RouteState:
+    hour = figures.requests(name, lately=False)
+    return RouteState(
+        route=name,
+        last_hour=hour["accepted"],
+        last_event_at=figures.last_at.get((name, REQUESTS, "accepted")),
+        minutes=figures.requests(name, lately=True),
+        hour=hour,
+        refused_as=refused_as(figures.minutes.get((name, REQUESTS), {})),
+        p50_ms=figures.took_ms(name, REQUESTS, 0.5),
+        p99_ms=figures.took_ms(name, REQUESTS, 0.99),
+    )
+
+
+async def read_handlers(
+    session: Session,
+    workers: Sequence[WorkerState],
+    pauses: Sequence[Pause],
+    figures: Figures,
+) -> list[HandlerState]:
+    """Those that have something unfinished, or ran in the last hour."""
+    served = {name for worker in workers for name in worker["handlers"]}
+    found = {
+        (route, handler): _empty(route, handler, figures)
+        for route, handler in figures.hour
+        if handler != REQUESTS
+    }
+    for row in await session.fetch(QUERIES["count_unfinished"], MOST_COUNTED, HOUR):
+        place = row["route"], row["handler"]
+        state = found.setdefault(place, _empty(*place, figures))
+        _note_unfinished(state, row["status"], row["n"], row["oldest_at"])
+        state["waiting_turn"] += row["waiting_turn"]
+        state["dead_lately"] += row["lately"]
+    for state in found.values():
+        is_idle = not (state["pending"] or state["running"])
+        if workers and not is_idle and f"{state['route']} {state['handler']}" not in served:
+            state["orphaned"] = True
+            state["note"] = "orphaned: no worker has this handler"
+    await _note_waits(session, found)
+    for state in found.values():
+        _note_pause(state, pauses)
+    return [found[place] for place in sorted(found)]
+
+
+def _note_unfinished(
+    state: HandlerState, status: str, count: int, oldest_at: datetime | None
+) -> None:
+    if count >= MOST_COUNTED:
+        state["capped"], count = True, MOST_COUNTED - 1
+    match status:
+        case "pending":
+            state["pending"], state["oldest_due_at"] = count, oldest_at
+        case "running":
+            state["running"] = count
+        case "dead":
+            state["dead"] = count
+
+
+async def _note_waits(session: Session, found: dict[tuple[str, str], HandlerState]) -> None:
+    """What else they wait for: their rate, or a dead delivery in front of them."""
+    for row in await session.fetch(QUERIES["list_exhausted"]):
+        waiting = found.get((row["route"], row["handler"]))
+        if waiting is not None and waiting["oldest_due_at"] is not None:
+            wait_s = (row["free_at"] - datetime.now(UTC)).total_seconds()
+            waiting["note"] = f"at its rate: the next one starts in {max(wait_s, 0):.0f} s"
+    for row in await session.fetch(QUERIES["count_blocked"]):
+        state = found.get((row["route"], row["handler"]))
+        if state is not None:
+            state["blocked_keys"] = row["keys"]
+            if row["waiting"]:
+                state["note"] = f"dead deliveries block {row['keys']} keys, {row['waiting']} wait"
+
+
+def _note_pause(state: HandlerState, pauses: Sequence[Pause]) -> None:
+    """A pause is what there is to know first."""
+    state["paused"] = any(pause.holds(state["route"], state["handler"]) for pause in pauses)
+    if state["paused"]:
+        state["note"] = "paused" if state["note"] is None else f"paused; {state['note']}"
+
+
+def _empty(route: str, handler: str, figures: Figures) -> HandlerState:
+    runs, failed = figures.runs(route, handler)
+    return HandlerState(
+        route=route,
+        handler=handler,
+        pending=0,
+        oldest_due_at=None,
+        waiting_turn=0,
+        running=0,
+        dead=0,
+        dead_lately=0,
+        capped=False,
+        blocked_keys=0,
+        orphaned=False,
+        paused=False,
+        runs=runs,
+        failed=failed,
+        success=None if not runs else round(1 - failed / runs, 4),
+        p50_ms=figures.took_ms(route, handler, 0.5),
+        p99_ms=figures.took_ms(route, handler, 0.99),
+        note=None,
+    )

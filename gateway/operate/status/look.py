@@ -1,0 +1,104 @@
+"""Takes the look: from a process that has the ledger at hand, or as far as it can be had."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway.errors import ConfigInvalid, StorageUnavailable
+from gateway.ledger.connection import connect
+from gateway.ledger.migrate import check_version
+from gateway.ledger.pauses import list_pauses
+from gateway.operate.status.attention import find_attention
+from gateway.operate.status.engines import postgres_away, read_redis, read_spool
+from gateway.operate.status.figures import Figures, read_figures
+from gateway.operate.status.ledger import (
+    Session,
+    list_routes,
+    read_handlers,
+    read_postgres,
+    read_reconciles,
+    read_workers,
+)
+from gateway.operate.status.report import Status
+from gateway.project import database_url
+from gateway.routes import load_config
+from gateway.settings import Settings
+
+
+async def read_status(settings: Settings) -> Status:
+    """Without Postgres still what there is to say of Redis and of the spool, which matters most
+    then. Raises SchemaMismatch."""
+    routes = _names(settings)
+    try:
+        connection = await connect(database_url(settings), name="gateway status")
+    except StorageUnavailable as error:
+        return await _without_ledger(settings, routes, str(error))
+    try:
+        await check_version(connection)
+        return await look(settings, connection, routes)
+    finally:
+        await connection.close()
+
+
+async def look(settings: Settings, session: Session, routes: Iterable[str]) -> Status:
+    """With the ledger at hand."""
+    (redis, spool), known = await asyncio.gather(
+        _engines(settings), _read_ledger(settings, session, routes)
+    )
+    return _attended({"redis": redis, "spool": spool, **known})
+
+
+async def _read_ledger(
+    settings: Settings, session: Session, routes: Iterable[str]
+) -> dict[str, Any]:
+    now: datetime = await session.fetchval("select now()")
+    figures = await read_figures(session, now)
+    workers = await read_workers(session, settings)
+    pauses = await list_pauses(session)
+    return {
+        "at": now,
+        "postgres": await read_postgres(session),
+        "routes": list_routes(routes, figures),
+        "pauses": [asdict(pause) for pause in pauses],
+        "handlers": await read_handlers(session, workers, pauses, figures),
+        "workers": workers,
+        "reconciles": await read_reconciles(session),
+    }
+
+
+async def _without_ledger(settings: Settings, routes: Iterable[str], error: str) -> Status:
+    redis, spool = await _engines(settings)
+    return _attended(
+        {
+            "at": datetime.now(UTC),
+            "postgres": postgres_away(error),
+            "redis": redis,
+            "spool": spool,
+            "routes": list_routes(routes, Figures()),
+            "pauses": [],
+            "handlers": [],
+            "workers": [],
+            "reconciles": [],
+        }
+    )
+
+
+async def _engines(settings: Settings) -> tuple[Any, Any]:
+    redis, spool = await asyncio.gather(read_redis(settings), read_spool(settings))
+    return redis, spool
+
+
+def _attended(known: dict[str, Any]) -> Status:
+    status: Status = {"attention": [], **known}  # type: ignore[typeddict-item]
+    status["attention"] = find_attention(status)
+    return status
+
+
+def _names(settings: Settings) -> list[str]:
+    """Of the routes, where there is a file to read: elsewhere the ledger's own will do."""
+    try:
+        return [route.name for route in load_config(settings.config).routes]
+    except ConfigInvalid:
+        return []

@@ -1,0 +1,153 @@
+"""What `gateway status` shows, field by field."""
+
+from datetime import datetime
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+
+class Attention(TypedDict):
+    """Something that a person should look at, and what he can do."""
+
+    level: Literal["problem", "warning"]
+    text: str
+    advice: str
+
+
+class PostgresState(TypedDict):
+    """The ledger's server."""
+
+    reachable: bool
+    error: str | None
+    schema_version: int | None
+    version: str | None
+    size_bytes: int | None
+    """What the gateway's own tables take."""
+    connections: int | None
+    max_connections: int | None
+
+
+class RedisState(TypedDict):
+    """The queue's server."""
+
+    reachable: bool
+    error: str | None
+    version: str | None
+    memory_bytes: int | None
+    jobs: int | None
+    """Wake-ups that nobody has taken yet."""
+
+
+class SpoolState(TypedDict):
+    """What waits on the disk of one machine."""
+
+    host: str
+    """The machine that was asked."""
+    events: int
+    bytes: int
+    oldest_at: datetime | None
+    unreadable: list[str]
+
+
+class Requests(TypedDict):
+    """What became of requests."""
+
+    accepted: int
+    duplicate: int
+    ignored: int
+    refused: int
+
+
+class RouteState(TypedDict):
+    """The requests of a route."""
+
+    route: str
+    last_hour: int
+    """Accepted events."""
+    last_event_at: datetime | None
+    minutes: Requests
+    """Of the last five minutes."""
+    hour: Requests
+    refused_as: dict[str, int]
+    """By the code of the answer, in the last five minutes."""
+    p50_ms: float | None
+    """From the last byte to the answer, in the last hour."""
+    p99_ms: float | None
+
+
+class HandlerState(TypedDict):
+    """The deliveries of a handler."""
+
+    route: str
+    handler: str
+    pending: int
+    oldest_due_at: datetime | None
+    waiting_turn: int
+    running: int
+    dead: int
+    dead_lately: int
+    """Of the last hour."""
+    capped: bool
+    """Whether there are more, and were not counted."""
+    blocked_keys: int
+    orphaned: bool
+    paused: bool
+    runs: int
+    """Of the last hour: those that ended in success or failure."""
+    failed: int
+    success: float | None
+    """The share of them that did not fail."""
+    p50_ms: float | None
+    p99_ms: float | None
+    note: str | None
+
+
+class PauseState(TypedDict):
+    """What is not run for now."""
+
+    route: str
+    handler: str | None
+    """None: all of the route."""
+    actor: str
+    reason: str | None
+    since: datetime
+
+
+class WorkerState(TypedDict):
+    """A worker that lives."""
+
+    id: str
+    host: str
+    pid: int
+    version: str | None
+    handlers: list[str]
+    started_at: datetime
+    seen_at: datetime
+
+
+class ReconcileState(TypedDict):
+    """The last reconcile of a route."""
+
+    route: str
+    status: str
+    started_at: datetime
+    finished_at: datetime | None
+    missing: int
+    recovered: int
+    unrecoverable: int
+    error: str | None
+
+
+class Status(TypedDict):
+    """All of it."""
+
+    at: datetime
+    attention: list[Attention]
+    postgres: PostgresState
+    redis: RedisState
+    spool: SpoolState
+    routes: list[RouteState]
+    pauses: list[PauseState]
+    handlers: list[HandlerState]
+    workers: list[WorkerState]
+    reconciles: list[ReconcileState]

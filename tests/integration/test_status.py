@@ -1,0 +1,276 @@
+"""`gateway status`: what needs attention is said first, and figures are those of what happened."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from rich.console import Console
+
+from gateway.cli.status_screen import draw
+from gateway.ledger.connection import Pool, open_pool
+from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
+from gateway.operate.status import ledger as counting
+from gateway.operate.status.look import read_status
+from gateway.operate.status.report import HandlerState, Status
+from gateway.settings import Settings
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.processes import free_port
+from tests.support.waiting import until
+from tests.support.workers import count, make_settings, subscribe, working
+
+HANDLER = "handlers.count"
+
+
+@pytest.fixture
+def settings(database_url: str, redis_url: str, tmp_path: Path) -> Settings:
+    return make_settings(
+        database_url,
+        redis_url=SecretStr(redis_url),
+        data_dir=tmp_path,
+        config=tmp_path / "none.yaml",
+    )
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[Pool]:
+    pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
+    yield pool
+    await pool.close()
+
+
+async def add_worker(ledger: Reader, *handlers: str) -> None:
+    await ledger.run(
+        "insert into gateway.workers (id, host, pid, handlers)"
+        " values (gen_random_uuid(), 'one', 1, $1)",
+        list(handlers),
+    )
+
+
+def told(status: Status) -> str:
+    return "\n".join(f"{a['level']}: {a['text']} / {a['advice']}" for a in status["attention"])
+
+
+def shown(status: Status, width: int = 100) -> str:
+    console = Console(width=width, height=40, highlight=False, force_terminal=False, record=True)
+    with console.capture() as captured:
+        console.print(draw(status, width))
+    return captured.get()
+
+
+def only(status: Status) -> HandlerState:
+    [handler] = status["handlers"]
+    return handler
+
+
+async def test_where_nothing_is_wrong_it_says_so(settings: Settings, ledger: Reader) -> None:
+    await add_worker(ledger, f"stripe {HANDLER}")
+    status = await read_status(settings)
+    assert told(status) == ""
+    assert "All is well." in shown(status)
+
+
+async def test_no_worker_is_a_problem(settings: Settings, database_url: str) -> None:
+    await claim_all(database_url, [make_claim(), make_claim()])
+    status = await read_status(settings)
+    assert "problem: no worker is alive, and 2 deliveries wait" in told(status)
+    assert only(status)["pending"] == 2
+
+
+async def test_dead_letters_come_first_with_what_to_do(
+    settings: Settings, ledger: Reader, database_url: str
+) -> None:
+    await add_worker(ledger, f"stripe {HANDLER}")
+    await claim_all(database_url, [make_claim() for _ in range(3)])
+    await ledger.run(
+        "update gateway.deliveries set status = 'dead', finished_at = now() - id * interval '40 m'"
+    )
+    status = await read_status(settings)
+    [first, *_] = status["attention"]
+    assert first["level"] == "problem"
+    assert "3 dead letters, 1 of them in the last hour" in first["text"]
+    assert HANDLER in first["text"]
+    assert "`gateway dead`" in first["advice"]
+    assert (only(status)["dead"], only(status)["dead_lately"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("minutes", "said"), [(4, False), (6, True)])
+async def test_a_backlog_is_a_problem_once_it_is_old(
+    settings: Settings, ledger: Reader, database_url: str, minutes: int, said: bool
+) -> None:
+    await add_worker(ledger, f"stripe {HANDLER}")
+    await claim_all(database_url, [make_claim()])
+    await ledger.run(
+        "update gateway.deliveries set due_at = now() - $1::interval", timedelta(minutes=minutes)
+    )
+    assert (f"{HANDLER} (stripe) is behind: 1 waiting" in told(await read_status(settings))) is said
+
+
+async def test_an_orphan_is_told_and_not_told_again_as_a_backlog(
+    settings: Settings, ledger: Reader, database_url: str
+) -> None:
+    await add_worker(ledger, "stripe handlers.other")
+    await claim_all(database_url, [make_claim()])
+    await ledger.run("update gateway.deliveries set due_at = now() - interval '1 h'")
+    status = await read_status(settings)
+    assert f"{HANDLER} (stripe) is in no worker: 1 waiting" in told(status)
+    assert "is behind" not in told(status)
+    assert only(status)["orphaned"]
+    assert "orphaned: no worker has this handler" in shown(status)
+
+
+async def test_rates_success_and_times_are_those_of_the_tallies(
+    settings: Settings, ledger: Reader, pool: Pool
+) -> None:
+    await add_worker(ledger)
+    tallies = Tallies()
+    for outcome, n in (("accepted", 90), ("duplicate", 5), ("BAD_SIGNATURE", 40)):
+        for _ in range(n):
+            tallies.add("stripe", REQUESTS, outcome)
+    for n in range(100):
+        tallies.add("stripe", REQUESTS, ACKNOWLEDGED, seconds=0.010 if n < 98 else 1.0)
+        tallies.add("stripe", HANDLER, "retry" if n < 70 else "done", seconds=0.2)
+    tallies.add("stripe", HANDLER, "released", seconds=100)
+    await tallies.flush(pool)
+    status = await read_status(settings)
+    [route] = status["routes"]
+    assert route["minutes"] == route["hour"]
+    assert route["hour"] == {"accepted": 90, "duplicate": 5, "ignored": 0, "refused": 40}
+    assert route["p50_ms"] == pytest.approx(10, rel=0.1)
+    assert route["p99_ms"] == pytest.approx(1000, rel=0.1)
+    assert route["last_event_at"] is not None
+    handler = only(status)
+    assert (handler["runs"], handler["failed"], handler["success"]) == (100, 70, 0.3)
+    assert handler["p99_ms"] == pytest.approx(200, rel=0.1)
+    assert "40 of 135 requests refused as BAD_SIGNATURE" in told(status)
+    assert f"{HANDLER} (stripe) failed 70 of 100 runs in the last hour" in told(status)
+
+
+async def test_what_was_an_hour_ago_is_not_shown_as_lately(
+    settings: Settings, ledger: Reader, pool: Pool
+) -> None:
+    tallies = Tallies()
+    tallies.add("stripe", REQUESTS, "accepted")
+    await tallies.flush(pool)
+    for minutes, expected in ((10, (0, 1)), (70, (0, 0))):
+        await ledger.run(
+            "update gateway.tallies set minute = date_trunc('minute', now()) - $1::interval",
+            timedelta(minutes=minutes),
+        )
+        [route] = (await read_status(settings))["routes"]
+        assert (route["minutes"]["accepted"], route["hour"]["accepted"]) == expected
+
+
+async def test_requests_that_were_not_taken_are_a_problem(
+    settings: Settings, ledger: Reader, pool: Pool
+) -> None:
+    tallies = Tallies()
+    tallies.add("stripe", REQUESTS, "UNAVAILABLE")
+    await tallies.flush(pool)
+    assert "problem: stripe: 1 request not taken (503)" in told(await read_status(settings))
+
+
+async def test_a_backlog_of_very_many_is_not_counted_to_its_end(
+    settings: Settings, ledger: Reader, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "MOST_COUNTED", 4)
+    await claim_all(database_url, [make_claim() for _ in range(7)])
+    await claim_all(database_url, [make_claim(route="b", handlers=("x", "y")) for _ in range(2)])
+    status = await read_status(settings)
+    assert [(h["handler"], h["pending"], h["capped"]) for h in status["handlers"]] == [
+        ("x", 2, False),
+        ("y", 2, False),
+        (HANDLER, 3, True),
+    ]
+    assert "3+" in shown(status)
+
+
+async def test_a_pause_is_told_with_who_and_why_and_not_as_a_backlog(
+    settings: Settings, ledger: Reader, database_url: str
+) -> None:
+    await add_worker(ledger, f"stripe {HANDLER}")
+    await claim_all(database_url, [make_claim()])
+    await ledger.run("update gateway.deliveries set due_at = now() - interval '1 h'")
+    await ledger.run(
+        "insert into gateway.pauses (route, handler, actor, reason, since)"
+        " values ('stripe', $1, 'ann', 'the bank is away', now() - interval '3 h')",
+        HANDLER,
+    )
+    status = await read_status(settings)
+    assert f"{HANDLER} is paused, for 3h now, by ann: the bank is away" in told(status)
+    assert f"`gateway resume stripe {HANDLER}`" in told(status)
+    assert "is behind" not in told(status)
+    assert only(status)["paused"]
+
+
+async def test_a_failed_reconcile_is_told(settings: Settings, ledger: Reader) -> None:
+    await ledger.run(
+        "insert into gateway.reconciliations (route, actor, since, until, dry_run, status, error,"
+        " finished_at) values ('github', 'schedule', now(), now(), false, 'failed', 'status 401',"
+        " now())"
+    )
+    status = await read_status(settings)
+    assert "the last reconcile of github failed" in told(status)
+    assert "status 401" in told(status)
+    assert "github failed" in shown(status)
+
+
+async def test_without_redis_it_is_a_warning(settings: Settings, ledger: Reader) -> None:
+    await add_worker(ledger)
+    away = SecretStr(f"redis://:hush@127.0.0.1:{free_port()}/0")
+    status = await read_status(settings.model_copy(update={"redis_url": away}))
+    assert [a["level"] for a in status["attention"]] == ["warning"]
+    assert "Redis is away" in told(status)
+    assert "hush" not in str(status)
+
+
+async def test_without_postgres_redis_and_the_spool_are_still_shown(settings: Settings) -> None:
+    url = SecretStr(f"postgresql://ann:hush@127.0.0.1:{free_port()}/none")
+    status = await read_status(settings.model_copy(update={"database_url": url}))
+    assert status["postgres"]["reachable"] is False
+    assert status["redis"]["reachable"] is True
+    assert "Postgres cannot be reached" in told(status)
+    assert "hush" not in str(status)
+    text = shown(status)
+    assert "Spool" in text
+    assert "away" in text
+
+
+async def test_what_strangers_wrote_cannot_steer_the_terminal(
+    settings: Settings, database_url: str
+) -> None:
+    await claim_all(database_url, [make_claim(handlers=("\x1b[31mred[bold]",))])
+    text = shown(await read_status(settings))
+    assert "\x1b" not in text
+    assert "red[bold]" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 240])
+async def test_a_handful_of_handlers_fits_the_screen(
+    settings: Settings, ledger: Reader, pool: Pool, width: int
+) -> None:
+    tallies = Tallies()
+    for route in ("stripe", "github", "tasks"):
+        for n in range(4):
+            tallies.add(route, REQUESTS, "accepted", seconds=n)
+            tallies.add(route, f"handlers.module_{n}.function_{n}", "done", seconds=n)
+    await tallies.flush(pool)
+    lines = shown(await read_status(settings), width).splitlines()
+    assert len(lines) <= 38
+    assert max(map(len, lines)) <= width
+
+
+async def test_a_worker_tells_its_version(database_url: str, settings: Settings) -> None:
+    async with working(database_url, subscribe(count)):
+
+        async def alive() -> list[Any]:
+            return [w["version"] for w in (await read_status(settings))["workers"]]
+
+        assert len((await until(alive))[0].split(".")) == 3
+
+
+async def test_times_are_those_of_the_database(settings: Settings) -> None:
+    status = await read_status(settings)
+    assert abs(status["at"] - datetime.now(UTC)) < timedelta(minutes=1)
