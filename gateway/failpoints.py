@@ -27,6 +27,8 @@ Step = Literal[
     "sweep.renewed",
     "sweep.reaped",
     "replay.marked",
+    "order.marked",
+    "order.stepped",
     "spool.written",
     "spool.synced",
     "spool.adopted",

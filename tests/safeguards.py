@@ -130,6 +130,45 @@ SAFEGUARDS: Final = (
         "test_a_replay_that_comes_first_saves_its_event_from_a_prune_that_waits",
     ),
     Safeguard(
+        "an order leaves alone what died after it began",
+        "gateway/ledger/sql/bulk.sql",
+        " and finished_at <= $2",
+        " and $2::timestamptz is not null",
+        "tests/integration/test_bulk.py::"
+        "test_a_second_death_that_comes_in_between_is_not_of_the_order",
+    ),
+    Safeguard(
+        "an order that has moved a delivery does not move it again",
+        "gateway/ledger/sql/bulk.sql",
+        "where a.delivery_id = w.id and a.order_id = $8",
+        "where a.delivery_id = -w.id and a.order_id = $8",
+        "tests/integration/test_bulk.py::"
+        "test_what_dies_again_is_not_replayed_twice_by_the_same_order",
+    ),
+    Safeguard(
+        "an order that was resumed elsewhere makes no more steps here",
+        "gateway/ledger/steps.py",
+        "order.resumed != resumed or ",
+        "",
+        "tests/integration/test_bulk.py::"
+        "test_an_order_that_was_resumed_elsewhere_goes_on_there_only",
+    ),
+    Safeguard(
+        "what an order moves and its mark are a single transaction",
+        "gateway/ledger/steps.py",
+        "    async with connection.transaction():\n",
+        "    if connection:\n",
+        "tests/e2e/test_bulk.py::test_an_order_dies_between_its_steps[order.marked]",
+    ),
+    Safeguard(
+        "what is delivered to a new handler holds its event against a prune",
+        "gateway/ledger/sql/bulk.sql",
+        "        limit 1\n        for key share\n",
+        "        limit 1\n",
+        "tests/integration/test_bulk.py::"
+        "test_a_prune_that_comes_first_takes_its_event_from_a_delivery",
+    ),
+    Safeguard(
         "the fsync of the spool's file",
         "gateway/spool/file.py",
         '            reached("spool.written")\n            os.fsync(self._descriptor)\n',

@@ -1,6 +1,7 @@
 """What operations answer, field by field: the same words as the commands' `--json`."""
 
 from datetime import datetime
+from typing import Literal
 
 from typing_extensions import TypedDict
 
@@ -160,3 +161,51 @@ class ResumedAnswer(TypedDict):
     since: datetime
     waiting: int
     still_paused: list[PauseRow]
+
+
+class Group(TypedDict):
+    """Deliveries that have their error in common, or events that have their type."""
+
+    count: int
+    route: str
+    handler: str
+    type: str | None
+    error: str | None
+    first_at: datetime
+    last_at: datetime
+    delivery_id: int | None
+
+
+class Groups(TypedDict):
+    """What matches, the largest groups first."""
+
+    as_of: datetime
+    total: int
+    without_payload: int
+    groups: list[Group]
+
+
+class OrderRow(TypedDict):
+    """An order for everything that matches, and how far it has come."""
+
+    order_id: int
+    action: Literal["replay", "discard", "deliver"]
+    filter: dict[str, str]
+    status: Literal["running", "stopped", "done"]
+    is_idle: bool
+    total: int
+    moved: int
+    skipped: int
+    rate: int | None
+    actor: str
+    reason: str | None
+    began_at: datetime
+    stepped_at: datetime
+    finished_at: datetime | None
+    resumed: int
+
+
+class Ordered(Groups):
+    """What matches, and the order for it; none where it was only counted, or nothing matches."""
+
+    order: OrderRow | None

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from gateway.cli import (
     act,
     look,
+    orders,
     pause,
     processes,
     publish,
@@ -36,7 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (start, processes, setup, rehearse, send, publish, status, look, show, act, pause):
+for group in (
+    start, processes, setup, rehearse, send, publish, status, look, show, act, orders, pause,
+):  # fmt: skip
     group.register(app)
 
 

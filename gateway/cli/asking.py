@@ -49,6 +49,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one array, all
 RouteName = Annotated[str | None, typer.Option("--route", help="Only this route.")]
 Type = Annotated[str | None, typer.Option("--type", help="Only these event types (invoice.*).")]
 Handler = Annotated[str | None, typer.Option("--handler", help="Only this handler.")]
+ErrorText = Annotated[
+    str | None, typer.Option("--error", help="Only where the error has this text (time*out).")
+]
 Account = Annotated[str | None, typer.Option("--account", help="Only of this account.")]
 Since = Annotated[str | None, typer.Option("--since", help="Not before: 2h (ago), or a time.")]
 Until = Annotated[str | None, typer.Option("--until", help="Before: 10m (ago), or a time.")]

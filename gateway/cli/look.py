@@ -6,12 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from gateway.api.operations.audit import AUDIT
-from gateway.api.operations.dead import DEAD, DeadParams
+from gateway.api.operations.dead import DEAD, GROUPS, DeadParams, GroupParams
 from gateway.api.operations.events import EVENTS, EventsParams
-from gateway.api.paging import PageParams
+from gateway.api.paging import LONGEST_PAGE, PageParams
 from gateway.cli.asking import (
     Account,
     AsJson,
+    ErrorText,
     Handler,
     Limit,
     RouteName,
@@ -19,10 +20,12 @@ from gateway.cli.asking import (
     Type,
     Until,
     Url,
+    ask,
     ask_pages,
     given,
     limit_of,
 )
+from gateway.cli.bulk import print_groups
 from gateway.cli.output import console, print_json, print_rows
 
 
@@ -61,34 +64,49 @@ def dead(
     route: RouteName = None,
     type: Type = None,
     handler: Handler = None,
-    error: Annotated[
-        str | None, typer.Option("--error", help="Only where the error has this text (time*out).")
-    ] = None,
+    error: ErrorText = None,
     since: Since = None,
     until: Until = None,
     account: Account = None,
+    group: Annotated[
+        bool, typer.Option("--group", help="Count them by route, handler and error.")
+    ] = False,
     limit: Limit = None,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """List dead letters, newest first: deliveries that are out of attempts or were rejected.
 
-    Run one again with [bold]gateway replay DELIVERY_ID[/bold].
+    Run one again with [bold]gateway replay DELIVERY_ID[/bold], or all that match with
+    [bold]gateway replay --dead[/bold] and the same filters.
+
+    Examples: [bold]gateway dead --since 1d[/bold], [bold]gateway dead --group[/bold]
     """
-    params = DeadParams(
-        **given(
-            route=route,
-            type=type,
-            handler=handler,
-            error=error,
-            since=since,
-            until=until,
-            account=account,
-        )
-    )
+    filters = given(
+        route=route, type=type, handler=handler, error=error, since=since, until=until,
+        account=account,
+    )  # fmt: skip
+    if group:
+        _print_groups(filters, limit, as_json, url)
+        return
+    params = DeadParams(**filters)
     rows = ask_pages(url, DEAD, params, limit_of(limit, as_json))
     columns = ["delivery_id", "finished_at", "route", "type", "handler", "attempts", "error"]
     _print(rows, columns, as_json, limit, empty="No dead letters.")
+
+
+def _print_groups(
+    filters: dict[str, Any], limit: int | None, as_json: bool, url: str | None
+) -> None:
+    """Where `…` stands for what differs, and can be left standing in `--error`."""
+    most = min(limit or LONGEST_PAGE, LONGEST_PAGE)
+    found = ask(url, GROUPS, GroupParams(**filters, limit=most))
+    if as_json:
+        print_json(found["groups"])
+        return
+    print_groups(found["groups"], by="error")
+    if found["groups"]:
+        console().print(f"{found['total']:,} dead letters in all.", style="dim")
 
 
 def audit(limit: Limit = None, as_json: AsJson = False, url: Url = None) -> None:
@@ -97,7 +115,10 @@ def audit(limit: Limit = None, as_json: AsJson = False, url: Url = None) -> None
     Example: [bold]gateway audit --limit 50[/bold]
     """
     rows = ask_pages(url, AUDIT, PageParams(), limit_of(limit, as_json))
-    columns = ["at", "actor", "action", "route", "handler", "event_id", "delivery_id", "reason"]
+    columns = [
+        "at", "actor", "action", "route", "handler", "event_id", "delivery_id", "order_id",
+        "reason",
+    ]  # fmt: skip
     _print(rows, columns, as_json, limit, empty="Nobody has ordered anything yet.")
 
 

@@ -73,6 +73,10 @@ class Registry:
             return self._matching(route, type)
         return self._remembered(route, type)
 
+    def takes_turns(self, route: str, handler: str) -> bool:
+        """Whether the handler's deliveries take turns by a key of their payload."""
+        return (route, handler) in self._turns
+
     def order_keys(
         self, route: str, handlers: Iterable[str], headers: Mapping[str, str], body: bytes
     ) -> dict[str, str]:

@@ -51,6 +51,8 @@ PRUNING: Final = ["prune.held", "prune.forgotten", "prune.committed"]
 KEEPING: Final = ["spool.written", "spool.synced"]
 DRAINING: Final = ["spool.adopted", "spool.claimed", "spool.removed"]
 REPLAYING: Final = ["replay.marked"]
+ORDERING: Final = ["order.marked", "order.stepped"]
+"""These are tried in test_bulk.py."""
 TURNING: Final = ["turn.giving"]
 CALLING: Final = ["effect.begun", "effect.called", "effect.kept"]
 """These and the one before are tried in test_failpoints_of_the_kit.py."""
@@ -74,6 +76,7 @@ def test_every_step_is_tried() -> None:
         *KEEPING,
         *DRAINING,
         *REPLAYING,
+        *ORDERING,
         *TURNING,
         *CALLING,
     ]

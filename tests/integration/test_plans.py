@@ -224,6 +224,30 @@ def reconciling() -> Iterator[Case]:
     yield Case(query="forget_refusals", arguments=(DAY, STEP), rows=STEP)
 
 
+def orders() -> Iterator[Case]:
+    """The steps of an order walk on from its mark, whatever it is for."""
+    filters = {
+        "nothing": Filter(),
+        "route": Filter(route="stripe", since=NOW - 9 * DAY, until=NOW - DAY),
+        "rare_type": Filter(type="rare.*"),
+        "error": Filter(error="time*out", handler="handlers.h1", account="acct_rare"),
+    }
+    for by, filter in filters.items():
+        asked = filter.of_dead
+        yield Case(query="group_dead", arguments=(*asked, NOW, 50), by=by, rows=EVENTS // 200)
+        place = (7, NOW - 20 * DAY, 0, NOW, STEP)
+        yield Case(query="walk_dead", arguments=(*asked, *place), by=by, rows=EVENTS // 200)
+    times = (NOW - 2 * DAY, None, NOW)
+    for by, account in {"all": None, "account": "acct_rare"}.items():
+        asked = (["stripe", "rare"], "handlers.new", *times, "invoice.%", account)
+        yield Case(query="count_undelivered", arguments=asked, by=by, rows=2 * 2880)
+        asked = (["stripe", "rare"], "handlers.new", "invoice.%", account, None)
+        asked = (*asked, NOW - 2 * DAY, "", "", NOW, STEP)
+        yield Case(query="walk_events", arguments=asked, by=by, rows=STEP)
+
+
+DEAD: Final = list(range(EVENTS // 2 + 1, EVENTS // 2 + 1 + 200 * BATCH, 200))
+
 CASES: Final = [
     Case(query="claim", arguments=new_claims(), rows=BATCH),
     Case(query="find_claims", arguments=taken_claims(), rows=BATCH),
@@ -262,6 +286,23 @@ CASES: Final = [
     Case(query="reap", arguments=(200, 10, timedelta()), rows=100),
     Case(query="replay", arguments=(100_000, "ann", None)),
     Case(query="discard", arguments=(PENDING[0], "ann", None)),
+    Case(query="replay_dead", arguments=(DEAD, NOW, "ann", None, 7), rows=BATCH),
+    Case(query="discard_dead", arguments=(DEAD, NOW, "ann", None, 7), rows=BATCH),
+    Case(
+        query="deliver_events",
+        arguments=(
+            ["github"] * BATCH,
+            [event_id(n) for n in range(99_003, 99_003 + 3 * BATCH, 3)],
+            [None] * BATCH,
+            "handlers.new",
+            "ann",
+            None,
+            7,
+        ),
+        rows=BATCH,
+    ),
+    Case(query="read_payload", arguments=("github", event_id(99_003))),
+    *orders(),
     Case(query="set_back", arguments=(DAY, DAY), rows=None),
     Case(query="expire_dead", arguments=("stripe", 30 * DAY, STEP), rows=STEP),
     Case(query="hold_events", arguments=(35 * DAY, *START, STEP, *KEPT), by="keys", rows=STEP),
@@ -320,6 +361,8 @@ ASIDE: Final = {
     "last_scheduled", "leave", "leave_reconciliation", "list_exhausted", "list_pauses",
     "list_reconciliations", "list_totals", "list_workers", "resume_reconciliation", "start_prune",
     "step_reconciliation", "take_reconciliation",
+    "begin_order", "find_order", "hold_order", "list_orders", "mark_order", "read_clock",
+    "resume_order", "stop_order",
 }  # fmt: skip
 """These touch no table that grows."""
 

@@ -4,8 +4,16 @@ from typing import Any, Final
 
 from gateway.api.operation import Operation
 from gateway.api.operations.audit import AUDIT
-from gateway.api.operations.dead import DEAD
+from gateway.api.operations.dead import DEAD, GROUPS
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, SHOW
+from gateway.api.operations.orders import (
+    BEGIN_ORDER,
+    DELIVER,
+    ORDERS,
+    RESUME_ORDER,
+    SHOW_ORDER,
+    STOP_ORDER,
+)
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
 from gateway.api.operations.status import STATUS
 
@@ -14,10 +22,17 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     EVENTS,
     SHOW,
     DEAD,
+    GROUPS,
     REPLAY,
     DISCARD,
     PAUSES,
     PAUSE,
     RESUME,
+    ORDERS,
+    BEGIN_ORDER,
+    DELIVER,
+    SHOW_ORDER,
+    STOP_ORDER,
+    RESUME_ORDER,
     AUDIT,
 )

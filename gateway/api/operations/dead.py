@@ -1,5 +1,6 @@
 """Dead letters."""
 
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import AwareDatetime, Field
@@ -7,9 +8,11 @@ from pydantic import AwareDatetime, Field
 from gateway.api.filters import FilterParams
 from gateway.api.office import Office
 from gateway.api.operation import Operation
-from gateway.api.paging import Cursor, Page, PageParams
-from gateway.api.shapes import DeadRow
+from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
+from gateway.api.shapes import DeadRow, Groups
 from gateway.api.texts import Text
+from gateway.ledger.bulk import read_clock
+from gateway.operate.bulk import Count, count_dead
 from gateway.operate.inspect import list_dead
 
 PLACE = Cursor(
@@ -32,10 +35,34 @@ class DeadParams(PageParams, DeadFilter):
     """Which dead letters, and which part of their listing."""
 
 
+class GroupParams(DeadFilter):
+    """Which dead letters to count."""
+
+    limit: Annotated[
+        int, Field(ge=1, le=LONGEST_PAGE, description="How many groups at the most.")
+    ] = 100
+
+
 async def _dead(office: Office, params: DeadParams) -> Page[DeadRow]:
     mark = PLACE.read(params.after)
     rows = await list_dead(office.ledger, params.filter, mark, params.limit + 1)
     return PLACE.page(rows, params.limit)
+
+
+async def _groups(office: Office, params: GroupParams) -> Groups:
+    as_of = await read_clock(office.ledger, None)
+    count = await count_dead(office.ledger, params.filter, as_of, params.limit)
+    return groups_of(count, as_of)
+
+
+def groups_of(count: Count, as_of: datetime) -> Groups:
+    """A count as it is answered."""
+    return {
+        "as_of": as_of,
+        "total": count.total,
+        "without_payload": count.without_payload,
+        "groups": list(count.groups),
+    }
 
 
 DEAD = Operation(
@@ -46,4 +73,13 @@ DEAD = Operation(
     params=DeadParams,
     result=Page[DeadRow],
     run=_dead,
+)
+GROUPS = Operation(
+    name="dead_groups",
+    method="GET",
+    path="/dead/groups",
+    summary="Dead letters by route, handler and what their errors have in common.",
+    params=GroupParams,
+    result=Groups,
+    run=_groups,
 )

@@ -37,11 +37,13 @@ create table gateway.bulk_orders (
     -- Those that have no payload any more.
     skipped       bigint      not null default 0,
     -- How far it has come: finished_at and id of a dead delivery, or received_at, route and id of an event.
-    mark_at       timestamptz not null default '-infinity',
+    mark_at       timestamptz not null,
     mark_id       bigint      not null default 0,
     mark_route    text        not null default '',
     mark_event_id text        not null default '',
     status        text        not null default 'running' check (status in ('running', 'stopped', 'done')),
+    -- How often it was resumed: whoever was at it before the last time makes no more steps.
+    resumed       integer     not null default 0,
     stepped_at    timestamptz not null default now(),
     finished_at   timestamptz
 );

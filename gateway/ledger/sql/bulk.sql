@@ -1,0 +1,231 @@
+-- name: begin_order
+-- Notes an order for everything that matches, before anything is done, with its audit row.
+with begun as (
+    insert into gateway.bulk_orders (action, filter, actor, reason, rate, began_at, total, mark_at)
+    values ($1, $2, $3, $4, $5, $6, $7, $8)
+    returning *
+), noted as (
+    insert into gateway.audit (actor, action, order_id, route, handler, reason)
+    select actor, action || ' order', id, filter ->> 'route', filter ->> 'handler', reason from begun
+)
+select *, false as is_idle from begun;
+
+-- name: hold_order
+-- For one step: whoever else is at the order waits (primary key). A plan made while the tables were
+-- small must not scan them once they have grown.
+select o.*, false as is_idle
+from gateway.bulk_orders o
+cross join set_config('enable_seqscan', 'off', true) as plans
+where o.id = $1
+for update of o;
+
+-- name: mark_order
+-- How far a step came, in the transaction of the step (primary key).
+update gateway.bulk_orders
+set mark_at = $2, mark_id = $3, mark_route = $4, mark_event_id = $5,
+    moved = moved + $6, skipped = skipped + $7, stepped_at = now(),
+    status = case when $8 then 'done' else status end,
+    finished_at = case when $8 then now() end
+where id = $1
+returning *, false as is_idle;
+
+-- name: stop_order
+-- No step is begun any more, with its audit row (primary key).
+with stopped as (
+    update gateway.bulk_orders set status = 'stopped'
+    where id = $1 and status = 'running'
+    returning *
+), noted as (
+    insert into gateway.audit (actor, action, order_id, route, handler)
+    select $2, 'stop order', id, filter ->> 'route', filter ->> 'handler' from stopped
+)
+select *, false as is_idle from stopped;
+
+-- name: resume_order
+-- Lets an order go on, at another rate if need be, with its audit row (primary key). Whoever was at it
+-- makes no more steps.
+with resumed as (
+    update gateway.bulk_orders
+    set status = 'running', resumed = resumed + 1, stepped_at = now(), rate = coalesce($3, rate)
+    where id = $1 and status in ('running', 'stopped')
+    returning *
+), noted as (
+    insert into gateway.audit (actor, action, order_id, route, handler)
+    select $2, 'resume order', id, filter ->> 'route', filter ->> 'handler' from resumed
+)
+select *, false as is_idle from resumed;
+
+-- name: find_order
+-- One order, and whether nobody seems to be at it (primary key).
+select *, status = 'running' and stepped_at < now() - $2::interval as is_idle
+from gateway.bulk_orders
+where id = $1;
+
+-- name: list_orders
+-- Orders, newest first, from behind a mark, and whether nobody seems to be at them (primary key).
+select *, status = 'running' and stepped_at < now() - $2::interval as is_idle
+from gateway.bulk_orders
+where id < coalesce($3, 9223372036854775807)
+order by id desc
+limit $1;
+
+-- name: walk_dead
+-- Walks on from a mark through what was dead when an order began (deliveries_dead), and tells what of
+-- it matches. What the order has moved already is not of it: a clock that was set back can make a second
+-- death look like an early one.
+select w.id, w.finished_at,
+       coalesce(w.route = $1, true) and coalesce(e.type like $2, $2 is null)
+       and coalesce(w.handler = $3, true)
+       and w.finished_at >= coalesce($4, timestamptz '-infinity')
+       and coalesce(e.account = $6, $6 is null)
+       and coalesce(w.error ilike $7, $7 is null)
+       and (select true from gateway.audit a
+            where a.delivery_id = w.id and a.order_id = $8 limit 1) is null as is_matching
+from (
+    select id, finished_at, route, event_id, handler, error
+    from gateway.deliveries
+    where status = 'dead' and (finished_at, id) > ($9, $10)
+      and finished_at <= $11 and finished_at < coalesce($5, timestamptz 'infinity')
+    order by finished_at, id
+    limit $12
+) w
+left join lateral (
+    select type, account from gateway.processed_events
+    where route = w.route and event_id = w.event_id
+    limit 1
+) e on true
+order by w.finished_at, w.id;
+
+-- name: replay_dead
+-- As replay, for those of an order that are still dead; what has lost its payload does not come back.
+-- In the order of their ids, so that two orders wait for each other and never in a circle.
+with kept as materialized (
+    select i.id
+    from unnest($1::bigint[]) as i (id)
+    cross join lateral (select route, event_id from gateway.deliveries where id = i.id limit 1) d
+    cross join lateral (
+        select true from gateway.processed_events
+        where route = d.route and event_id = d.event_id and body is not null
+        limit 1
+        for key share
+    ) e
+), held as materialized (
+    select id
+    from gateway.deliveries
+    where id = any (array (select id from kept)) and finished_at <= $2
+      and status || '' = 'dead'  -- as it stands, the planner may walk all that is dead instead
+    order by id
+    for update
+), replayed as (
+    update gateway.deliveries d
+    set status = 'pending', attempts = 0, losses = 0, error = null, finished_at = null,
+        not_before = null, due_at = case when d.order_key is null then now() else 'infinity' end
+    where d.id = any (array (select id from held)) and d.status || '' = 'dead'
+    returning d.id, d.route, d.event_id, d.handler, d.order_key
+), noted as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
+    select $3, 'replay', id, route, event_id, $4, $5 from replayed
+)
+select r.id, r.route, r.handler, r.order_key
+from kept
+left join replayed r using (id)
+order by r.id;
+
+-- name: discard_dead
+-- As discard, for those of an order that are still dead (primary key), in the order of their ids.
+with held as materialized (
+    select id
+    from gateway.deliveries
+    where id = any ($1::bigint[]) and finished_at <= $2 and status || '' = 'dead'
+    order by id
+    for update
+), discarded as (
+    update gateway.deliveries
+    set status = 'discarded', finished_at = now()
+    where id = any (array (select id from held)) and status || '' = 'dead'
+    returning id, route, event_id, handler, order_key
+), noted as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
+    select $3, 'discard', id, route, event_id, $4, $5 from discarded
+)
+select d.id, d.route, d.handler, d.order_key
+from unnest($1::bigint[]) as i (id)
+left join discarded d using (id)
+order by d.id;
+
+-- name: count_undelivered
+-- Events of some routes in a time for which a handler has no delivery, by type
+-- (processed_events_received).
+select e.route, $2::text as handler, e.type, null::text as error, count(*) as count,
+       count(*) filter (where e.body is null) as without_payload,
+       min(e.received_at) as first_at, max(e.received_at) as last_at, null::bigint as delivery_id
+from gateway.processed_events e
+where e.route = any ($1::text[])
+  and e.received_at >= $3 and e.received_at < coalesce($4, timestamptz 'infinity')
+  and e.received_at <= $5
+  and coalesce(e.type like $6, true)
+  and coalesce(e.account = $7, $7 is null)
+  and (select true from gateway.deliveries d
+       where d.route = e.route and d.event_id = e.event_id and d.handler = $2 limit 1) is null
+group by e.route, e.type
+order by count desc, e.route, e.type;
+
+-- name: walk_events
+-- Walks on from a mark through what was received before an order began (processed_events_received),
+-- and tells for what of it a handler has no delivery.
+select w.received_at, w.route, w.event_id, w.type,
+       w.route = any ($1::text[])
+       and coalesce(w.type like $3, true)
+       and coalesce(w.account = $4, $4 is null)
+       and (select true from gateway.deliveries d
+            where d.route = w.route and d.event_id = w.event_id and d.handler = $2
+            limit 1) is null as is_matching
+from (
+    select received_at, route, event_id, type, account
+    from gateway.processed_events
+    where (received_at, route, event_id) > ($6, $7, $8)
+      and received_at <= $9 and received_at < coalesce($5, timestamptz 'infinity')
+    order by received_at, route, event_id
+    limit $10
+) w
+order by w.received_at, w.route, w.event_id;
+
+-- name: read_payload
+-- What an event's order key is made from (primary key).
+select headers, body
+from gateway.processed_events
+where route = $1 and event_id = $2 and body is not null;
+
+-- name: deliver_events
+-- Deliveries of events to a handler that has none, numbered in the order given, with their audit rows.
+-- The event is held as by a replay. One with an order key waits for its turn (advance).
+with kept as materialized (
+    select i.route, i.event_id, i.order_key, i.n
+    from unnest($1::text[], $2::text[], $3::text[]) with ordinality
+         as i (route, event_id, order_key, n)
+    cross join lateral (
+        select true from gateway.processed_events
+        where route = i.route and event_id = i.event_id and body is not null
+        limit 1
+        for key share
+    ) e
+), made as (
+    insert into gateway.deliveries (route, event_id, handler, order_key, due_at)
+    select route, event_id, $4, order_key,
+           case when order_key is null then now() else 'infinity' end
+    from kept
+    order by n
+    on conflict (route, event_id, handler) do nothing
+    returning id, route, event_id, handler, order_key
+), noted as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
+    select $5, 'deliver', id, route, event_id, $6, $7 from made
+)
+select m.id, m.route, m.handler, m.order_key
+from kept
+left join made m using (route, event_id)
+order by m.id;
+
+-- name: read_clock
+-- The moment before which something must have happened to be of an order: now, or an earlier one.
+select least($1, clock_timestamp());

@@ -1,0 +1,180 @@
+"""One step of an order for everything that matches: what it moves and its mark are one commit."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import asyncpg
+import orjson
+
+from gateway.errors import NotFound
+from gateway.failpoints import reached
+from gateway.ledger.bulk import Action, Mark, Order, OrderStatus, order_of
+from gateway.ledger.connection import Connection, Pooled
+from gateway.ledger.deliveries import turns_of
+from gateway.ledger.queries import QUERIES
+from gateway.ledger.turns import advance
+from gateway.registry import Registry
+
+BATCH: Final = 500
+"""Rows that a step looks at, and moves at the most: a transaction of some tens of milliseconds."""
+
+STEPS_A_SECOND: Final = 4
+"""Of an order with a rate: evenly, and a Ctrl-C is soon heeded."""
+
+LARGE_BYTES: Final = 256 * 1024
+"""Reading such a body would keep a `serve` from answering meanwhile."""
+
+Session = Connection | Pooled
+
+
+class Stepped(NamedTuple):
+    """What came of a step."""
+
+    order: Order
+    """As it stands now."""
+    moved: int
+    due: Sequence[int]
+    """What may run now."""
+    is_ours: bool = True
+    """Whether whoever made the step is still the one to carry the order out."""
+
+
+class _Walked(NamedTuple):
+    mark: Mark
+    is_end: bool
+    chosen: int
+    kept: Sequence[asyncpg.Record]
+    """One for each of the chosen that has its payload; an id where it was moved."""
+
+
+async def step(
+    connection: Session, order_id: int, resumed: int, registry: Callable[[], Registry]
+) -> Stepped:
+    """Goes on with an order from its mark. `resumed`: the round in which the caller has it."""
+    async with connection.transaction():
+        row = await connection.fetchrow(QUERIES["hold_order"], order_id)
+        if row is None:
+            raise NotFound(f"there is no order {order_id}")
+        order = order_of(row)
+        if order.resumed != resumed or order.status is not OrderStatus.RUNNING:
+            return Stepped(order, 0, (), order.resumed == resumed)
+        if order.action is Action.DELIVER:
+            walked = await _deliver(connection, order, registry())
+        else:
+            walked = await _move_dead(connection, order)
+        moved = [row for row in walked.kept if row["id"] is not None]
+        skipped = walked.chosen - len(walked.kept)
+        row = await connection.fetchrow(
+            QUERIES["mark_order"], order_id, *walked.mark, len(moved), skipped, walked.is_end
+        )
+        assert row is not None  # noqa: S101 (it is held)
+        reached("order.marked")
+    reached("order.stepped")
+    given = await advance(connection, turns_of(moved))
+    due = [row["id"] for row in moved if row["order_key"] is None]
+    if order.action is Action.DISCARD:
+        due = []
+    return Stepped(order_of(row), len(moved), [*due, *given])
+
+
+def _size(order: Order) -> int:
+    """How many to move in a step."""
+    return BATCH if order.rate is None else max(1, min(BATCH, order.rate // STEPS_A_SECOND))
+
+
+async def _move_dead(connection: Session, order: Order) -> _Walked:
+    rows = await connection.fetch(
+        QUERIES["walk_dead"],
+        *order.filter.of_dead,
+        order.id,
+        order.mark.at,
+        order.mark.id,
+        order.began_at,
+        BATCH,
+    )
+    passed, chosen = _choose(rows, [row["is_matching"] for row in rows], _size(order))
+    mark = Mark(passed[-1]["finished_at"], passed[-1]["id"]) if passed else order.mark
+    query = "replay_dead" if order.action is Action.REPLAY else "discard_dead"
+    ids = [row["id"] for row in chosen]
+    kept = await connection.fetch(
+        QUERIES[query], ids, order.began_at, order.actor, order.reason, order.id
+    )
+    return _Walked(mark, len(passed) == len(rows) < BATCH, len(ids), kept)
+
+
+async def _deliver(connection: Session, order: Order, registry: Registry) -> _Walked:
+    wanted, handler = order.filter, order.filter.handler or ""
+    rows = await connection.fetch(
+        QUERIES["walk_events"],
+        routes_of(registry, handler, wanted.route),
+        handler,
+        wanted.type_pattern,
+        wanted.account,
+        wanted.until,
+        order.mark.at,
+        order.mark.route,
+        order.mark.event_id,
+        order.began_at,
+        BATCH,
+    )
+    matching = [
+        row["is_matching"] and handler in registry.for_event(row["route"], row["type"])
+        for row in rows
+    ]
+    passed, chosen = _choose(rows, matching, _size(order))
+    mark = _mark(passed[-1]) if passed else order.mark
+    kept = await connection.fetch(
+        QUERIES["deliver_events"],
+        [row["route"] for row in chosen],
+        [row["event_id"] for row in chosen],
+        [await _order_key(connection, registry, handler, row) for row in chosen],
+        handler,
+        order.actor,
+        order.reason,
+        order.id,
+    )
+    return _Walked(mark, len(passed) == len(rows) < BATCH, len(chosen), kept)
+
+
+def _mark(event: asyncpg.Record) -> Mark:
+    return Mark(event["received_at"], route=event["route"], event_id=event["event_id"])
+
+
+def routes_of(registry: Registry, handler: str, route: str | None) -> list[str]:
+    """The routes on which a handler is, or the one among them that is meant."""
+    found = [item.route for item in registry.subscriptions if item.handler == handler]
+    return [name for name in found if route in (None, name)]
+
+
+def _choose(
+    rows: Sequence[asyncpg.Record], matching: Sequence[bool], size: int
+) -> tuple[Sequence[asyncpg.Record], list[asyncpg.Record]]:
+    """How far to go so that no more than so many match, and those that do."""
+    chosen: list[asyncpg.Record] = []
+    for n, (row, is_matching) in enumerate(zip(rows, matching, strict=True)):
+        if is_matching and len(chosen) == size:
+            return rows[:n], chosen
+        if is_matching:
+            chosen.append(row)
+    return rows, chosen
+
+
+async def _order_key(
+    connection: Session, registry: Registry, handler: str, event: asyncpg.Record
+) -> str | None:
+    """By which key the delivery takes turns. Bodies are read one at a time: some are large."""
+    if not registry.takes_turns(event["route"], handler):
+        return None
+    row = await connection.fetchrow(QUERIES["read_payload"], event["route"], event["event_id"])
+    if row is None:
+        return None
+    asked = (event["route"], [handler], orjson.loads(row["headers"] or "{}"), row["body"])
+    try:
+        if len(row["body"]) > LARGE_BYTES:
+            keys = await asyncio.to_thread(registry.order_keys, *asked)
+        else:
+            keys = registry.order_keys(*asked)
+    except ValueError:  # no JSON: such an event is for its handler to refuse
+        return None
+    return keys.get(handler)

@@ -1,0 +1,469 @@
+"""Orders for everything that matches: each once, nothing else, whoever comes in between."""
+
+import asyncio
+from collections import defaultdict
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from gateway import Context, Event
+from gateway.errors import CommandFailed, NotFound, TransitionRefused
+from gateway.ledger.bulk import Action, OrderStatus, find_order, resume_order, stop_order
+from gateway.ledger.deliveries import discard, lease_due, replay
+from gateway.ledger.filter import Filter
+from gateway.ledger.steps import BATCH
+from gateway.model import OnDead
+from gateway.operate.bulk import count_dead
+from gateway.registry.key_path import KeyPath
+from tests.support.bulk import add_dead, add_events, clerk
+from tests.support.ledger import Reader
+from tests.support.waiting import until
+from tests.support.workers import count, subscribe, working
+
+HANDLERS = [("stripe", "handlers.count")]
+HOUR = timedelta(hours=1)
+PATH = KeyPath.parse("key")
+
+
+async def replays(ledger: Reader) -> dict[int, int]:
+    """How often each delivery was replayed."""
+    rows = await ledger.rows(
+        "select delivery_id, count(*) as n from gateway.audit"
+        " where action = 'replay' group by delivery_id"
+    )
+    return {row["delivery_id"]: row["n"] for row in rows}
+
+
+async def blocked(ledger: Reader) -> bool:
+    """Whether someone waits for another's transaction."""
+    return bool(
+        await ledger.value(
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"
+        )
+    )
+
+
+async def test_what_matches_is_replayed_once_and_the_rest_is_left_alone(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 1200)
+    await add_dead(ledger, 1200, "handlers.mail", error="ReadTimeout: 10.0.0.1 timed out")
+    await add_dead(ledger, 700, "handlers.books", error="ReadTimeout: 10.0.0.1 timed out")
+    await add_dead(ledger, 300, "handlers.other", error="ValueError: timed wrongly")
+    async with clerk(database_url) as ann:
+        order = await ann.do(route="stripe", handler="handlers.mail", error="time*out")
+        assert (order.status, order.total, order.moved, order.skipped) == ("done", 1200, 1200, 0)
+    found = await ledger.rows(
+        "select handler, status, count(*) as n, sum(attempts)::int as attempts, max(error) as error"
+        " from gateway.deliveries group by 1, 2 order by 1"
+    )
+    assert [tuple(row.values()) for row in found] == [
+        ("handlers.books", "dead", 700, 2100, "ReadTimeout: 10.0.0.1 timed out"),
+        ("handlers.mail", "pending", 1200, 0, None),
+        ("handlers.other", "dead", 300, 900, "ValueError: timed wrongly"),
+    ]
+    assert set((await replays(ledger)).values()) == {1}
+    audit = await ledger.row(
+        "select actor, action, reason, count(*) as n, count(distinct delivery_id) as each"
+        " from gateway.audit where order_id = $1 and delivery_id is not null group by 1, 2, 3",
+        order.id,
+    )
+    assert tuple(audit.values()) == ("ann", "replay", "a test", 1200, 1200)
+    begun = await ledger.row("select * from gateway.audit where delivery_id is null")
+    assert (begun["action"], begun["order_id"], begun["handler"], begun["reason"]) == (
+        "replay order", order.id, "handlers.mail", "a test",
+    )  # fmt: skip
+    assert ann.woken
+    assert len(ann.woken) <= 1200
+
+
+async def test_every_filter_counts_what_it_moves(database_url: str, ledger: Reader) -> None:
+    await add_events(ledger, 60)
+    await add_events(ledger, 40, prefix="other_", type="c.d")
+    await add_dead(ledger, 60)
+    await add_dead(ledger, 40, prefix="other_", error=None)
+    died = await ledger.value("select min(finished_at) from gateway.deliveries")
+    filters = [
+        ({"type": "c.*"}, 40),
+        ({"account": "acct_0", "type": "a.b"}, 20),
+        ({"error": "BOOM"}, 40),  # of which 20 were replayed by the one before
+        ({"since": died, "until": died + timedelta(milliseconds=1)}, 0),
+        ({"route": "github"}, 0),
+        ({"until": died}, 0),
+        ({}, 0),
+    ]
+    async with clerk(database_url) as ann:
+        for filter, expected in filters:
+            order = await ann.do(**filter)
+            assert (order.total, order.moved) == (expected, expected), filter
+
+
+async def test_what_dies_again_is_not_replayed_twice_by_the_same_order(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 20)
+    await add_dead(ledger, 20)
+    async with clerk(database_url) as ann:
+        order = await ann.begin(rate=40)  # ten a step
+        steps = ann.steps(order)
+        assert (await anext(steps)).moved == 10
+        moved = list(await replays(ledger))
+        dead = "update gateway.deliveries set status = 'dead', finished_at = $2 where id = any ($1)"
+        await ledger.run(dead, moved[:5], datetime.now(UTC))
+        # By a clock that was set back, as if before: in front of the mark, and after it.
+        await ledger.run(dead, moved[5:8], order.began_at - 2 * HOUR)
+        await ledger.run(dead, moved[8:], order.began_at)
+        async for stepped in steps:
+            order = stepped
+    assert (order.status, order.moved) == ("done", 20)
+    assert set((await replays(ledger)).values()) == {1}
+    assert await ledger.statuses() == {"dead": 10, "pending": 10}
+
+
+async def test_a_second_death_that_comes_in_between_is_not_of_the_order(
+    database_url: str, ledger: Reader
+) -> None:
+    """The step has seen it dead; before it gets there, another has replayed it, and it has died."""
+    await add_events(ledger, 2)
+    await add_dead(ledger, 2)
+    async with clerk(database_url) as ann, clerk(database_url) as bob:
+        order = await ann.begin()
+        async with bob.connection.transaction():
+            await bob.connection.execute(
+                "update gateway.deliveries set finished_at = now(), error = 'again'"
+                " where event_id = 'evt_1'"
+            )
+            late = asyncio.create_task(ann.carry_out(order))
+            await until(lambda: blocked(ledger))
+        order = await late
+    assert (order.total, order.moved, order.skipped) == (2, 1, 0)
+    assert await ledger.value("select error from gateway.deliveries where status = 'dead'") == (
+        "again"
+    )
+
+
+@pytest.mark.parametrize("action", [Action.REPLAY, Action.DISCARD])
+async def test_an_order_that_comes_late_neither_repeats_nor_undoes(
+    action: Action, database_url: str, ledger: Reader
+) -> None:
+    """Single orders of other people hold the rows; one of what they replayed runs already."""
+    await add_events(ledger, 4)
+    await add_dead(ledger, 4)
+    first, second, third, _ = await replay_order(ledger)
+    async with clerk(database_url) as ann, clerk(database_url) as bob:
+        order = await ann.begin(action)
+        async with bob.connection.transaction():
+            await replay(bob.connection, first, actor="bob", reason=None)
+            [lease] = await lease_due(bob.connection, 1, HANDLERS, HOUR)
+            await replay(bob.connection, second, actor="bob", reason=None)
+            await discard(bob.connection, third, actor="bob", reason=None)
+            late = asyncio.create_task(ann.carry_out(order))
+            await until(lambda: blocked(ledger))
+        order = await late
+    assert lease.delivery_id == first
+    assert (order.total, order.moved, order.status) == (4, 1, "done")
+    after = "pending" if action is Action.REPLAY else "discarded"
+    rows = await ledger.rows("select status from gateway.deliveries order by id")
+    assert [row["status"] for row in rows] == ["running", "pending", "discarded", after]
+
+
+async def replay_order(ledger: Reader) -> list[int]:
+    rows = await ledger.rows("select id from gateway.deliveries order by finished_at, id")
+    return [row["id"] for row in rows]
+
+
+async def test_orders_for_the_same_at_once_replay_each_once(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 3000)
+    await add_dead(ledger, 3000)
+    async with clerk(database_url) as ann, clerk(database_url) as bob, clerk(database_url) as cat:
+        orders = await asyncio.gather(ann.do(), bob.do(until=datetime.now(UTC)), cat.do())
+    assert sum(order.moved for order in orders) == 3000
+    assert [order.status for order in orders] == ["done"] * 3
+    counts = await replays(ledger)
+    assert (len(counts), set(counts.values())) == (3000, {1})
+
+
+async def test_an_order_that_was_resumed_elsewhere_goes_on_there_only(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 100)
+    await add_dead(ledger, 100)
+    async with clerk(database_url) as ann, clerk(database_url) as bob:
+        first = await ann.begin(rate=100)
+        steps = ann.steps(first)
+        assert (await anext(steps)).moved == 25
+        second = await resume_order(bob.connection, first.id, actor="bob", rate=10_000)
+        assert (second.moved, second.rate, second.resumed) == (25, 10_000, 1)
+        with pytest.raises(CommandFailed, match="resumed elsewhere"):
+            await anext(steps)
+        assert (await find_order(ann.connection, first.id)).moved == 25
+        third, fourth = await asyncio.gather(
+            resume_order(ann.connection, first.id, actor="ann", rate=None),
+            resume_order(bob.connection, first.id, actor="bob", rate=None),
+        )
+        ends = await asyncio.gather(
+            ann.carry_out(third), bob.carry_out(fourth), return_exceptions=True
+        )
+    assert sorted(type(end).__name__ for end in ends) == ["CommandFailed", "Order"]
+    counts = await replays(ledger)
+    assert (len(counts), set(counts.values())) == (100, {1})
+
+
+async def test_a_stopped_order_goes_on_where_it_was_and_a_done_one_never(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 50)
+    await add_dead(ledger, 50)
+    async with clerk(database_url) as ann:
+        order = await ann.begin(rate=40)
+        await anext(ann.steps(order))
+        stopped = await stop_order(ann.connection, order.id, actor="bob")
+        assert (stopped.status, stopped.moved) == (OrderStatus.STOPPED, 10)
+        assert (await ann.carry_out(order)).moved == 10
+        order = await resume_order(ann.connection, order.id, actor="cat", rate=100_000)
+        assert (await ann.carry_out(order)).moved == 50
+        with pytest.raises(TransitionRefused, match="nothing to go on with"):
+            await resume_order(ann.connection, order.id, actor="cat", rate=None)
+        assert (await stop_order(ann.connection, order.id, actor="bob")).status == "done"
+    rows = await ledger.rows(
+        "select actor, action from gateway.audit where delivery_id is null order by id"
+    )
+    assert [tuple(row.values()) for row in rows] == [
+        ("ann", "replay order"), ("bob", "stop order"), ("cat", "resume order"),
+    ]  # fmt: skip
+    assert set((await replays(ledger)).values()) == {1}
+
+
+async def test_what_has_lost_its_payload_is_skipped_and_counted(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 30)
+    await add_dead(ledger, 30)
+    await ledger.run(
+        "update gateway.processed_events set body = null, headers = null"
+        " where event_id in ('evt_3', 'evt_7')"
+    )
+    async with clerk(database_url) as ann:
+        counted = await count_dead(ann.connection, Filter(), datetime.now(UTC), 10)
+        assert (counted.total, counted.without_payload) == (30, 2)
+        order = await ann.do()
+        assert (order.moved, order.skipped) == (28, 2)
+        assert await ledger.statuses() == {"dead": 2, "pending": 28}
+        order = await ann.do(Action.DISCARD)
+        assert (order.moved, order.skipped) == (2, 0)
+
+
+async def test_replayed_ones_with_an_order_take_turns(database_url: str, ledger: Reader) -> None:
+    await add_events(ledger, 1100)
+    await add_dead(ledger, 1100, ordered=True)
+    ran: dict[str, list[int]] = defaultdict(list)
+
+    async def handler(event: Event, _: Context) -> None:
+        ran[event.payload["key"]].append(int(event.id.removeprefix("evt_")))
+
+    async with (
+        clerk(database_url) as ann,
+        working(database_url, subscribe(handler, order_by=PATH)),
+    ):
+        assert (await ann.do()).moved == 1100
+        await until(lambda: all_done(ledger, 1100))
+    assert {key: sorted(numbers) for key, numbers in ran.items()} == dict(ran)
+    assert sum(map(len, ran.values())) == 1100
+
+
+async def all_done(ledger: Reader, n: int) -> bool:
+    return await ledger.statuses() == {"done": n}
+
+
+async def test_discarded_ones_free_those_that_they_blocked(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 10)
+    await add_dead(ledger, 5, ordered=True)  # five keys
+    await ledger.run(
+        "insert into gateway.deliveries (route, event_id, handler, order_key, due_at)"
+        " select 'stripe', 'evt_' || n, 'handlers.count', 'key_' || n % 5, 'infinity'"
+        " from generate_series(6, 10) as n"
+    )
+    await ledger.run("insert into gateway.handlers values ('stripe', 'handlers.count', 'block')")
+    blocking = subscribe(count, order_by=PATH, on_dead=OnDead.BLOCK)
+    async with clerk(database_url) as ann:
+        assert (await ann.do(Action.DISCARD)).moved == 5
+        assert len(ann.woken) == 5
+    async with working(database_url, blocking):
+        await until(lambda: discarded_and_done(ledger))
+
+
+async def discarded_and_done(ledger: Reader) -> bool:
+    return await ledger.statuses() == {"discarded": 5, "done": 5}
+
+
+async def test_events_that_came_before_a_handler_are_delivered_to_it(
+    database_url: str, ledger: Reader
+) -> None:
+    """In the order in which they came, with their keys; those that it had are left alone."""
+    await add_events(ledger, 1100)
+    await add_events(ledger, 30, prefix="other_", type="c.d")
+    await add_events(ledger, 20, prefix="github_", route="github")
+    await add_dead(ledger, 10, "handlers.new")
+    await ledger.run(
+        "update gateway.processed_events set body = null where event_id in ('evt_11', 'evt_12')"
+    )
+    ran: dict[str, list[int]] = defaultdict(list)
+
+    async def handler(event: Event, _: Context) -> None:
+        ran[event.payload["key"]].append(int(event.id.removeprefix("evt_")))
+
+    new = subscribe(handler, name="handlers.new", order_by=PATH)
+    new = replace(new, types=("a.*",))
+    since = datetime.now(UTC) - 3 * HOUR
+    async with clerk(database_url, new) as ann, working(database_url, new):
+        order = await ann.do(Action.DELIVER, handler="handlers.new", since=since)
+        assert (order.total, order.moved, order.skipped) == (1090, 1088, 2)
+        await until(lambda: dead_and_done(ledger, 10, 1088))
+        again = await ann.begin(Action.DELIVER, handler="handlers.new", since=since)
+        assert again.total == 2
+    assert {key: sorted(numbers) for key, numbers in ran.items()} == dict(ran)
+    assert sorted(n for numbers in ran.values() for n in numbers) == list(range(13, 1101))
+    keys = await ledger.value(
+        "select count(distinct order_key) from gateway.deliveries where status = 'done'"
+    )
+    assert keys == 5
+    audit = await ledger.row(
+        "select count(*) as n from gateway.audit where action = 'deliver' and order_id = $1",
+        order.id,
+    )
+    assert audit["n"] == 1088
+
+
+async def dead_and_done(ledger: Reader, dead: int, done: int) -> bool:
+    return await ledger.statuses() == {"dead": dead, "done": done}
+
+
+async def test_a_delivery_honours_route_type_account_and_time(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 30)
+    await add_events(ledger, 30, prefix="other_", type="a.c")
+    await add_events(ledger, 30, route="github")
+    both = [subscribe(count, name="handlers.new", route=route) for route in ("stripe", "github")]
+    came = await ledger.value("select min(received_at) from gateway.processed_events")
+    async with clerk(database_url, *both) as ann:
+        asked = {"handler": "handlers.new", "since": came}
+        for more, expected in [
+            ({"until": came}, 0),
+            ({"route": "github", "account": "acct_1"}, 10),
+            ({"type": "a.b", "route": "stripe"}, 30),
+            ({"type": "a.b"}, 20),
+            ({}, 30),
+        ]:
+            order = await ann.do(Action.DELIVER, **asked, **more)
+            assert (order.total, order.moved) == (expected, expected), more
+        with pytest.raises(NotFound, match=r"did you mean handlers\.new"):
+            await ann.begin(Action.DELIVER, handler="handlers.nev", since=came)
+        with pytest.raises(NotFound, match="route 'tasks' has not the handler"):
+            await ann.begin(Action.DELIVER, **asked, route="tasks")
+
+
+async def test_a_prune_that_comes_first_takes_its_event_from_a_delivery(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 3)
+    since = datetime.now(UTC) - 3 * HOUR
+    async with (
+        clerk(database_url, subscribe(count)) as ann,
+        clerk(database_url) as pruner,
+    ):
+        order = await ann.begin(Action.DELIVER, handler="handlers.count", since=since)
+        async with pruner.connection.transaction():
+            await pruner.connection.execute(
+                "select from gateway.processed_events where event_id = 'evt_2' for update"
+            )
+            await pruner.connection.execute(
+                "update gateway.processed_events set body = null where event_id = 'evt_2'"
+            )
+            late = asyncio.create_task(ann.carry_out(order))
+            await until(lambda: late.done() or blocked(ledger))
+        order = await late
+    assert (order.total, order.moved, order.skipped) == (3, 2, 1)
+
+
+async def test_an_order_is_carried_out_in_small_steps(database_url: str, ledger: Reader) -> None:
+    await add_events(ledger, 2 * BATCH + 1)
+    await add_dead(ledger, 2 * BATCH + 1)
+    async with clerk(database_url) as ann:
+        order = await ann.begin()
+        moved = [stepped.moved async for stepped in ann.steps(order)]
+    assert moved == [BATCH, 2 * BATCH, 2 * BATCH + 1]
+
+
+async def test_an_order_that_nobody_is_at_is_idle(database_url: str, ledger: Reader) -> None:
+    await add_events(ledger, 1)
+    await add_dead(ledger, 1)
+    async with clerk(database_url) as ann:
+        order = await ann.begin()
+        assert not (await find_order(ann.connection, order.id)).is_idle
+        await ledger.run("update gateway.bulk_orders set stepped_at = now() - interval '31 s'")
+        assert (await find_order(ann.connection, order.id)).is_idle
+        order = await resume_order(ann.connection, order.id, actor="ann", rate=None)
+        assert not order.is_idle
+        await ann.carry_out(order)
+        await ledger.run("update gateway.bulk_orders set stepped_at = now() - interval '31 s'")
+        assert not (await find_order(ann.connection, order.id)).is_idle
+
+
+ERRORS = [
+    'ReadTimeout: GET "https://mail.example.com/7" timed out after 30 s',
+    'ReadTimeout: GET "https://mail.example.com/8" timed out after 31.5 s',
+    "KeyError: 'customer'",
+    "KeyError: 'amount'",
+    "ValueError: the customers' card isn't valid",
+    "ConnectError: [Errno 111] 10.0.0.1:443, 10.0.0.2:443 refused",
+    "ConnectError: [Errno 111] 10.0.0.7:443 refused",
+    "UniqueViolation: `order_9482` % 100_000 \\ * ?",
+    "UniqueViolation: `order_1` % 7_000 \\ * ?",
+    'broken: "never closed ' + "x" * 400,
+    'broken: "neither ' + "y" * 400,
+    "two\nlines\tand a tab",
+    "…",
+    "",
+    "req_1a2b3c-d4 failed",
+    "req_ffff0 failed",
+    "Straße 7 ünknown",
+]
+
+
+async def test_errors_of_one_cause_are_one_group_that_can_be_asked_for(
+    database_url: str, ledger: Reader
+) -> None:
+    await add_events(ledger, 1)
+    for n, error in enumerate(ERRORS):
+        await add_dead(ledger, 1, f"handlers.h{n}", error=error)
+    async with clerk(database_url) as ann:
+        now = datetime.now(UTC)
+        counted = await count_dead(ann.connection, Filter(), now, 100)
+        assert counted.total == len(ERRORS)
+        by_error: dict[str, set[int]] = defaultdict(set)
+        for group in counted.groups:
+            by_error[group["error"]].add(group["delivery_id"])
+            asked = Filter(error=group["error"], handler=group["handler"])
+            found = await count_dead(ann.connection, asked, now, 100)
+            assert found.total >= group["count"], group
+            assert "\n" not in group["error"]
+    assert {error: len(ids) for error, ids in by_error.items()} == {
+        "ReadTimeout: GET … timed out after … s": 2,
+        "KeyError: …": 2,
+        "ValueError: the customers' card isn't valid": 1,
+        "ConnectError: [Errno … refused": 2,
+        "UniqueViolation: … % … \\ * ?": 2,
+        "broken: …": 2,
+        "two…lines…and a tab": 1,
+        "…": 1,
+        "": 1,
+        "… failed": 2,
+        "Straße … ünknown": 1,
+    }

@@ -1,0 +1,107 @@
+"""Dead letters by the thousand, and orders for all that match."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+
+from gateway.ledger.bulk import Action, NewOrder, Order, begin_order
+from gateway.ledger.connection import Connection
+from gateway.ledger.filter import Filter
+from gateway.operate.bulk import Carrier, count_matching
+from gateway.registry import Registry, Subscription
+from tests.support.ledger import Reader
+
+EVENTS = """
+insert into gateway.processed_events
+    (route, event_id, provider, type, account, received_at, digest, headers, body)
+select $1, $2 || n, 'stripe', $3, 'acct_' || n % 3, now() - interval '2 h' + n * interval '1 ms',
+       sha256(convert_to($1 || $2 || n, 'utf8')), '{}',
+       convert_to('{"id": "' || $2 || n || '", "key": "key_' || n % 5 || '"}', 'utf8')
+from generate_series(1, $4::int) as n
+"""
+DEAD = """
+insert into gateway.deliveries
+    (route, event_id, handler, status, attempts, runs, finished_at, error, order_key)
+select $1, $2 || n, $3, 'dead', 3, 3, now() - interval '1 h' + n * interval '1 ms', $4,
+       case when $5 then 'key_' || n % 5 end
+from generate_series(1, $6::int) as n
+order by n
+"""
+
+
+async def add_events(
+    ledger: Reader, n: int, *, route: str = "stripe", prefix: str = "evt_", type: str = "a.b"
+) -> None:
+    """Events that came two hours ago, in the order of their numbers."""
+    await ledger.run(EVENTS, route, prefix, type, n)
+
+
+async def add_dead(
+    ledger: Reader,
+    n: int,
+    handler: str = "handlers.count",
+    *,
+    error: str | None = "ValueError: boom",
+    ordered: bool = False,
+    prefix: str = "evt_",
+) -> None:
+    """Deliveries of such events that died an hour ago, in the order of their numbers."""
+    await ledger.run(DEAD, "stripe", prefix, handler, error, ordered, n)
+
+
+class Clerk:
+    """Orders as an operator would, on a connection of its own, and carries the orders out."""
+
+    def __init__(self, connection: Connection, subscriptions: Sequence[Subscription]) -> None:
+        self.connection = connection
+        self.woken: list[int] = []
+        self._registry = Registry(subscriptions)
+
+    async def begin(self, action: Action = Action.REPLAY, **order: Any) -> Order:
+        rate, as_of = order.pop("rate", None), order.pop("as_of", datetime.now(UTC))
+        filter = Filter(**order)
+        count = await count_matching(self.connection, action, filter, as_of, lambda: self._registry)
+        new = NewOrder(
+            action=action,
+            filter=filter,
+            actor="ann",
+            reason="a test",
+            rate=rate,
+            as_of=as_of,
+            total=count.total,
+        )
+        return await begin_order(self.connection, new)
+
+    def steps(self, order: Order) -> Any:
+        """How it stands after each step."""
+        carrier = Carrier(session=self._session, wake=self._wake, registry=lambda: self._registry)
+        return carrier.carry_out(order.id, order.resumed)
+
+    async def carry_out(self, order: Order) -> Order:
+        """To its end."""
+        async for stepped in self.steps(order):
+            order = stepped
+        return order
+
+    async def do(self, action: Action = Action.REPLAY, **order: Any) -> Order:
+        return await self.carry_out(await self.begin(action, **order))
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Connection]:
+        yield self.connection
+
+    async def _wake(self, delivery_ids: Sequence[int]) -> None:
+        self.woken += delivery_ids
+
+
+@asynccontextmanager
+async def clerk(url: str, *subscriptions: Subscription) -> AsyncIterator[Clerk]:
+    """Someone at the ledger."""
+    connection = await asyncpg.connect(url)
+    try:
+        yield Clerk(connection, subscriptions)
+    finally:
+        await connection.close()
