@@ -2,13 +2,20 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gateway.development import read_secrets
 from gateway.errors import ConfigInvalid, Problem
+from gateway.outbound.destination import Destination
 from gateway.registry import Registry, load_registry
-from gateway.routes import Config, check_api_keys, check_secrets, load_config
+from gateway.routes import (
+    Config,
+    check_api_keys,
+    check_destinations,
+    check_secrets,
+    load_config,
+)
 from gateway.secrets import Secret
 from gateway.settings import Settings
 
@@ -26,6 +33,8 @@ class Project:
     """By the name of the route; empty for a worker, which verifies nothing."""
     api_keys: Mapping[str, Secret]
     """By the name of the route; empty for `serve`, which calls nobody."""
+    destinations: Mapping[tuple[str, str], Destination] = field(default_factory=dict)
+    """Of forwards, by route and handler; empty for `serve`."""
 
 
 def load_project(
@@ -42,13 +51,20 @@ def load_project(
     if with_secrets:
         secrets = _collect(problems, lambda: load_secrets(settings, config, environ))
     api_keys: dict[str, Secret] | None = {}
+    destinations: dict[tuple[str, str], Destination] | None = {}
     if with_api_keys:
         api_keys = _collect(problems, lambda: check_api_keys(config, environ))
+        destinations = _collect(problems, lambda: check_destinations(config, environ))
     registry = _collect(problems, lambda: load_registry(config))
-    if registry is None or secrets is None or api_keys is None:
+    if registry is None or secrets is None or api_keys is None or destinations is None:
         raise ConfigInvalid(problems)
     return Project(
-        settings=settings, config=config, registry=registry, secrets=secrets, api_keys=api_keys
+        settings=settings,
+        config=config,
+        registry=registry,
+        secrets=secrets,
+        api_keys=api_keys,
+        destinations=destinations,
     )
 
 

@@ -24,8 +24,10 @@ from gateway.ledger.retention import Pruner
 from gateway.ledger.sessions import Sessions
 from gateway.ledger.tallies import Tallies, TallyKeeper
 from gateway.ledger.turns import StuckTurns, keep_policies
+from gateway.outbound.client import Client
 from gateway.project import Project, database_url
 from gateway.run.bench import Workbench
+from gateway.run.forward import Forwarder
 from gateway.run.intake import Intake
 from gateway.run.resources import OpenResources
 from gateway.run.runner import Runner
@@ -45,7 +47,9 @@ class Worker:
     def __init__(self, project: Project) -> None:
         self._project = project
         self._settings = project.settings
-        self._subscriptions = project.registry.subscriptions
+        self._pushing = Client(most_connections=project.settings.concurrency)
+        forwarder = Forwarder(self._pushing, project.destinations)
+        self._subscriptions = tuple(map(forwarder.bind, project.registry.subscriptions))
         self._url = database_url(project.settings)
         self._resources = OpenResources(project.registry.resources)
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,6 +112,7 @@ class Worker:
             await self._sessions.close()
         for pool in self._pools:
             await _close(pool)
+        await self._pushing.aclose()
         if self._http is not None:
             await self._http.aclose()
         log.info("worker_stopped")

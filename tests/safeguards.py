@@ -283,6 +283,22 @@ SAFEGUARDS: Final = (
         'await self._bench.ledger.fetchrow(QUERIES["publish"]',
         "tests/integration/test_publish.py::test_a_job_is_rolled_back_with_its_handler",
     ),
+    Safeguard(
+        "nothing is sent to a metadata service, whatever its name meant before",
+        "gateway/outbound/network.py",
+        "            _refuse(refusal(address), str(address))\n",
+        "            pass\n",
+        "tests/integration/test_outbound.py::"
+        "test_a_name_that_comes_to_mean_a_metadata_service_is_refused",
+    ),
+    Safeguard(
+        "the connection goes to the address that was checked",
+        "gateway/outbound/network.py",
+        "                addresses = await self._checked(host, port)\n",
+        "                await self._checked(host, port)\n"
+        "                addresses = await self._resolve(host, port)\n",
+        "tests/integration/test_outbound.py::test_it_connects_to_the_very_address_that_was_checked",
+    ),
 )
 
 

@@ -134,7 +134,8 @@ async def _serve(
 def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
     """Run handlers: an arq worker that outlives a Redis restart, and reads Postgres either way.
 
-    Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, and no secrets. Run as many as you like.
+    Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, and of the secrets only what `api_key` and
+    `forward` refer to. Run as many as you like.
     SIGTERM finishes what runs within GATEWAY_GRACE and hands the rest back; a second one at once.
     """
     project = _load(with_api_keys=True)

@@ -29,7 +29,8 @@ COLOURS: Final = {
 def rehearse_and_tell(request: Request, *, as_json: bool) -> bool:
     """Tells of each handler as soon as it is done. Returns whether all is well."""
     began, out = time.monotonic(), sys.stdout
-    routes = Counter(s.handler for s in request.project.registry.subscriptions)
+    registry = request.project.registry
+    routes = Counter(s.handler for s in registry.handlers)
     reports: list[Report] = []
 
     def take(report: Report) -> None:
@@ -44,6 +45,7 @@ def rehearse_and_tell(request: Request, *, as_json: bool) -> bool:
         print_json([report.as_json() for report in reports])
     else:
         _print_summary(reports, time.monotonic() - began)
+        _print_left_out(len(registry.subscriptions) - len(registry.handlers))
     fine = {Verdict.SAFE, Verdict.IDLE} | (set() if request.handlers else {Verdict.SKIPPED})
     return all(report.verdict in fine for report in reports)
 
@@ -117,6 +119,12 @@ def _print_summary(reports: list[Report], seconds: float) -> None:
     told = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     handlers = "1 handler" if len(reports) == 1 else f"{len(reports)} handlers"
     _say(Text(f"{handlers}: {told or 'nothing to rehearse'}; {seconds:.1f} s"))
+
+
+def _print_left_out(forwards: int) -> None:
+    if forwards:
+        left_out = "1 forward is" if forwards == 1 else f"{forwards} forwards are"
+        _say(Text(f"{left_out} left out: no code of yours runs here", "dim"))
 
 
 def _colour(report: Report) -> str:

@@ -62,15 +62,20 @@ def check() -> None:
     """
     settings = discover(load_settings(), with_kept_secrets=True)
     project = load_project(settings, with_secrets=True, with_api_keys=True)
-    handlers = len(project.registry.subscriptions)
     references = [str(ref) for route in project.config.routes for ref in route.secrets]
     for reference in stand_ins(settings.dev_secrets, references, os.environ):
         console().print(f"notice: {reference} is not set: a development secret is used")
     for doubt in find_doubtful(project):
         console().print(f"notice: {doubt}", markup=False)
-    console().print(
-        f"{settings.config}: {len(project.config.routes)} routes, {handlers} handlers, all in order"
-    )
+    counted = _counted(project.config, project.registry)
+    console().print(f"{settings.config}: {counted}, all in order")
+
+
+def _counted(config: Config, registry: Registry) -> str:
+    handlers = len(registry.handlers)
+    forwards = len(registry.subscriptions) - handlers
+    counted = f"{len(config.routes)} routes, {handlers} handlers"
+    return f"{counted}, {forwards} forwards" if forwards else counted
 
 
 def schema() -> None:
@@ -119,6 +124,7 @@ def _row(config: Config, registry: Registry, index: int) -> dict[str, Any]:
                 "order_by": None if s.order_by is None else str(s.order_by),
                 "concurrency": s.concurrency,
                 "rate": None if s.rate is None else format_rate(s.rate.count, s.rate.period),
+                "forward": None if s.forward is None else s.forward.place,
             }
             for s in registry.subscriptions
             if s.route == route.name
@@ -127,4 +133,7 @@ def _row(config: Config, registry: Registry, index: int) -> dict[str, Any]:
 
 
 def _lines(handlers: list[dict[str, Any]]) -> str:
-    return ", ".join(f"{h['handler']} ({' '.join(h['types'])})" for h in handlers)
+    return ", ".join(
+        f"{h['handler']} ({' '.join(h['types'])})" + (f" to {h['forward']}" if h["forward"] else "")
+        for h in handlers
+    )

@@ -37,6 +37,8 @@ class Refusal:
     expected: str
     unknown: bool = False
     """Whether the key itself is refused, not its value."""
+    quotes: bool = False
+    """Whether `found` was made of the value itself, by nobody who knows what it may hold."""
 
 
 def describe(value: object) -> str:
@@ -74,7 +76,8 @@ def refusals(error: ValidationError) -> Iterator[Refusal]:
         elif line["type"] == "extra_forbidden":
             yield Refusal(location=location, found="an unknown key", expected="", unknown=True)
         else:
-            yield Refusal(location=location, found=_found(line), expected=_expected(line))
+            found, expected = _found(line), _expected(line)
+            yield Refusal(location=location, found=found, expected=expected, quotes=True)
 
 
 def _found(line: ErrorDetails) -> str:
@@ -96,6 +99,7 @@ EXPECTED: Final[Mapping[str, str]] = {
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
     "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
     "literal_error": "{expected}",
     "enum": "{expected}",
 }

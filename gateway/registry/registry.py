@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
 from gateway.errors import ConfigInvalid, Problem
-from gateway.model import OnDead, Rate, RetryPolicy, payload_bytes
+from gateway.model import Event, OnDead, Rate, RetryPolicy, payload_bytes
 from gateway.notation.problems import Location, Unexpected
 from gateway.notation.quantities import format_duration
 from gateway.registry.decorator import HandlerFunction
 from gateway.registry.key_path import KeyPath
 from gateway.registry.modules import Broken, Decorated, Module, read_module
 from gateway.registry.resource import Resource
-from gateway.routes import Config, Route
+from gateway.routes import Config, Forward, Route
 
 REMEMBERED_TYPES: Final = 4096
 REMEMBERED_TYPE_CHARS: Final = 200
@@ -26,7 +26,7 @@ REMEMBERED_TYPE_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """One handler on one route."""
+    """One handler on one route, or one service to which its events are forwarded."""
 
     route: str
     handler: str
@@ -39,6 +39,8 @@ class Subscription:
     on_dead: OnDead = OnDead.PASS
     concurrency: int | None = None
     rate: Rate | None = None
+    forward: Forward | None = None
+    """Where it pushes to, in the place of a function of the user's."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -66,6 +68,11 @@ class Registry:
         self.resources = tuple(resources)
         self._turns = {s.key: s.turns for s in self.subscriptions if s.turns is not None}
         self._remembered = lru_cache(maxsize=REMEMBERED_TYPES)(self._matching)
+
+    @property
+    def handlers(self) -> tuple[Subscription, ...]:
+        """The user's own functions: all but what is forwarded."""
+        return tuple(item for item in self.subscriptions if item.forward is None)
 
     def for_event(self, route: str, type: str) -> tuple[str, ...]:
         """The names of the handlers that take such an event, in the order of their definition."""
@@ -111,6 +118,12 @@ def load_registry(config: Config) -> Registry:
                 except Unexpected as error:
                     at = ("routes", route.name, "handlers", index)
                     problems.append(_problem(config, at, error))
+        for index, forward in enumerate(route.forwards):
+            try:
+                subscriptions.append(_forward(route, forward, taken))
+            except Unexpected as error:
+                at = ("routes", route.name, "forward", index)
+                problems.append(_problem(config, at, error))
     resources, shared = _resources(config, modules)
     if problems or shared:
         raise ConfigInvalid([*problems, *shared])
@@ -167,10 +180,37 @@ def _subscribe(
     )
 
 
+def _forward(route: Route, forward: Forward, taken: Mapping[str, str]) -> Subscription:
+    if forward.handler in taken:
+        raise Unexpected(
+            found=f"a handler and a forward named {forward.handler} ({taken[forward.handler]})",
+            expected="one name each",
+        )
+    return Subscription(
+        route=route.name,
+        handler=forward.handler,
+        types=forward.types,
+        function=_unbound,
+        timeout=forward.timeout,
+        retry=_checked_retry(forward.retry, forward.handler),
+        concurrency=forward.concurrency,
+        rate=forward.rate,
+        forward=forward,
+    )
+
+
+async def _unbound(event: Event, ctx: Any) -> None:
+    """Stands where a worker puts what pushes: only it has the secrets and the connections."""
+    raise RuntimeError("a forward is pushed by `gateway worker`, and by nothing else")
+
+
 def _retry(config: Config, item: Decorated) -> RetryPolicy:
-    retry = item.spec.retry(config.retry)
+    return _checked_retry(item.spec.retry(config.retry), f"{item.name} ({item.place})")
+
+
+def _checked_retry(retry: RetryPolicy, whose: str) -> RetryPolicy:
     if retry.cap < retry.base:
         base, cap = format_duration(retry.base), format_duration(retry.cap)
-        found = f"{item.name} ({item.place}) with base {base} and cap {cap}"
+        found = f"{whose} with base {base} and cap {cap}"
         raise Unexpected(found=found, expected="a cap that is at least base")
     return retry

@@ -24,6 +24,7 @@ from gateway.routes.file import (
     RoutesFile,
     known_keys,
 )
+from gateway.routes.forward import Forward, make_forward
 from gateway.secrets import (
     API_KEY,
     LITERAL,
@@ -35,6 +36,9 @@ from gateway.secrets import (
 )
 
 PAYLOAD_RETENTION: Final = timedelta(days=14)
+SECRET_KEYS: Final = frozenset({"secrets", "tokens", "api_key"})
+OUTBOUND_KEYS: Final = frozenset({"url", "headers", "sign"})
+"""Whose values can be secrets, also where they are not what they should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,7 @@ class Route:
     """Whether events are acknowledged from the local disk while the ledger is away."""
     retention: Retention
     line: int
+    forwards: tuple[Forward, ...] = ()
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -154,9 +159,14 @@ def _problem(document: Document, refusal: Refusal) -> Problem:
     if refusal.unknown:
         keys = known_keys(location[:-1], document.value)
         expected = one_of(keys, like=str(location[-1]))
-    elif {"secrets", "tokens", "api_key"} & set(location) and found not in SHAPES:
+    elif _may_hold_a_secret(refusal) and found not in SHAPES:
         found = LITERAL
     return document.lines.problem(location, found=found, expected=expected)
+
+
+def _may_hold_a_secret(refusal: Refusal) -> bool:
+    keys = set(refusal.location)
+    return bool(SECRET_KEYS & keys or (refusal.quotes and OUTBOUND_KEYS & keys))
 
 
 def _once_per_key(problems: Iterable[Problem]) -> list[Problem]:
@@ -191,20 +201,27 @@ def _default_path(name: str) -> str:
 
 
 def _config(path: Path, content: RoutesFile, lines: Lines) -> Config:
-    retry = content.defaults.retry
+    said, timeout = content.defaults.retry, content.defaults.timeout
+    retry = RetryPolicy(attempts=said.attempts, backoff=said.backoff, base=said.base, cap=said.cap)
     return Config(
         file=path,
         schema=tuple(map(Path, content.schema_files)),
-        timeout=content.defaults.timeout,
-        retry=RetryPolicy(
-            attempts=retry.attempts, backoff=retry.backoff, base=retry.base, cap=retry.cap
+        timeout=timeout,
+        retry=retry,
+        routes=tuple(
+            _route(name, item, lines, [make_forward(f, timeout, retry) for f in item.forward])
+            for name, item in content.routes.items()
         ),
-        routes=tuple(_route(name, section, lines) for name, section in content.routes.items()),
         lines=lines.numbers,
     )
 
 
-def _route(name: str, section: RouteSection | QueueSection, lines: Lines) -> Route:
+def _route(
+    name: str,
+    section: RouteSection | QueueSection,
+    lines: Lines,
+    forwards: Iterable[Forward],
+) -> Route:
     provider = PROVIDERS[section.provider]
     path = _default_path(name)
     if isinstance(section, QueueSection):
@@ -228,6 +245,7 @@ def _route(name: str, section: RouteSection | QueueSection, lines: Lines) -> Rou
         spools=not provider.retries if section.spool is None else section.spool is Spooling.ALWAYS,
         retention=_retention(section.retention, provider),
         line=lines.of(("routes", name)) or 0,
+        forwards=tuple(forwards),
     )
 
 

@@ -36,6 +36,7 @@ from gateway.routes.checks import (
     Tolerance,
     Wait,
 )
+from gateway.routes.forward import ForwardRetrySection, Forwards, ForwardSection
 from gateway.routes.section import Section
 
 RETRY: Final = RetryPolicy()
@@ -90,6 +91,10 @@ class HandlingSection(Section):
     handlers: Modules = Field(
         default_factory=list,
         description="Modules whose @handler functions take this route's events.",
+    )
+    forward: Forwards = Field(
+        default_factory=list,
+        description="HTTP services to which this route's events are pushed.",
     )
     max_body: BodySize | None = Field(
         default=None, description="The largest body that is taken. Default by provider."
@@ -203,6 +208,10 @@ def known_keys(location: Location, document: Mapping[str, Any]) -> list[str]:
             section = _section(document["routes"][name])
         case ("routes", _, "retention"):
             section = RetentionSection
+        case ("routes", _, "forward", _):
+            section = ForwardSection
+        case ("routes", _, "forward", _, "retry"):
+            section = ForwardRetrySection
         case _:
             section = RoutesFile
     return [field.alias or name for name, field in section.model_fields.items()]

@@ -6,6 +6,7 @@ import httpx
 from pydantic import PlainValidator, WithJsonSchema
 
 from gateway.notation.problems import Unexpected
+from gateway.outbound.addresses import refusal_of_host
 from gateway.secrets import LITERAL, REFERENCE_PATTERN, SecretRef
 
 URL_EXPECTED: Final = (
@@ -33,6 +34,10 @@ def check_url(text: str) -> str:
     ):
         if is_wrong:
             raise Unexpected(found=f"a URL {what} (not shown)", expected=URL_EXPECTED)
+    refused = refusal_of_host(url.host)
+    if refused is not None:
+        expected = "an address to which something may be sent"
+        raise Unexpected(found=f"a URL whose host is {refused} (not shown)", expected=expected)
     return text
 
 
@@ -47,6 +52,9 @@ UrlOrReference = Annotated[
     str | SecretRef,
     PlainValidator(read_url),
     WithJsonSchema(
-        {"type": "string", "pattern": f"^(?:{REFERENCE_PATTERN}|https?://[^\\s/?#@][^\\s#@]*)$"}
+        {
+            "type": "string",
+            "pattern": f"^(?:{REFERENCE_PATTERN}|https?://[^\\s/?#@]+(?:[/?][^\\s#]*)?)$",
+        }
     ),
 ]

@@ -145,6 +145,8 @@ class Execution:
             self._context.db.abandon()
             handler.add_done_callback(_consume)
         timeout_s = self.subscription.timeout.total_seconds()
+        if self.subscription.forward is not None:
+            return HandlerTimeout(f"no whole answer within {timeout_s:g} s")
         return HandlerTimeout(f"the handler ran longer than {timeout_s:g} s")
 
     async def _finish(self, error: BaseException | None) -> Settlement:
@@ -189,6 +191,8 @@ class Execution:
                 return _again(Outcome.LOST, f"Postgres went away: {summary(error)}", AFTER_LOSS)
             if _is_contention(error):
                 return _again(Outcome.LOST, summary(error), AFTER_LOSS)
+        if self.subscription.forward is not None:
+            error = error.with_traceback(None)  # it leads through our own code, to nowhere of use
         return decide(
             error,
             attempt=self.lease.attempt,

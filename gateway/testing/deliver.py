@@ -122,7 +122,7 @@ class Deliver:
         if lease is None:
             return None
         key = (lease.event.route, lease.handler)
-        subscription = next(s for s in self._project.registry.subscriptions if s.key == key)
+        subscription = next(s for s in self._project.registry.handlers if s.key == key)
         return _delivered(await self._stage.run(subscription, lease))
 
     def _route(self, event: Event) -> Route:
@@ -130,8 +130,10 @@ class Deliver:
 
     def _subscription(self, handler: HandlerFunction | str, event: Event) -> Subscription:
         __tracebackhide__ = True
-        subscriptions = self._project.registry.subscriptions
+        subscriptions = self._project.registry.handlers
         found = [s for s in subscriptions if handler in (s.handler, s.function)]
+        if handler in {s.handler for s in self._project.registry.subscriptions if s.forward}:
+            raise ValueError(f"{_name(handler)} is a forward: tests run your own code only")
         if not found:
             known = ", ".join(dict.fromkeys(s.handler for s in subscriptions))
             raise ValueError(f"{_name(handler)} is no handler of this project; it has {known}")

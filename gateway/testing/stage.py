@@ -175,7 +175,7 @@ class Stage:
 
     async def lease_next(self) -> Lease | None:
         """What has been due for longest, of any handler."""
-        keys = [subscription.key for subscription in self._project.registry.subscriptions]
+        keys = [subscription.key for subscription in self._project.registry.handlers]
         leases = await lease_due(self._ledger, 1, keys, LEASE)
         return leases[0] if leases else None
 

@@ -30,6 +30,7 @@ class Watched(httpcore.AsyncNetworkBackend):
         self, host: str, *args: Any, **kwargs: Any
     ) -> httpcore.AsyncNetworkStream:
         self.hosts.append(host)
+        assert host.startswith("127."), "this machine only, also without the safeguards"
         return await self._network.connect_tcp(host, *args, **kwargs)
 
 

@@ -29,6 +29,7 @@ routes:
     api_key: env:NOWHERE
     handlers: [hooks.shop]
     types: ["payment_intent.*", "invoice.*", "charge.*", "customer.*", "checkout.*"]
+    forward: [{name: books, url: env:NOWHERE, sign: env:NOWHERE}]
   mails: {provider: publish, handlers: [hooks.mails]}
 """
 
@@ -351,6 +352,8 @@ def test_what_cannot_be_delivered(deliver, make_event):
         deliver(mails.send, make_event("stripe", "invoice.paid"))
     with pytest.raises(ValueError, match="hooks.shop.note is no handler of this project; it has h"):
         deliver(shop.note, make_event("stripe", "invoice.paid"))
+    with pytest.raises(ValueError, match="'forward.books' is a forward: tests run your own code"):
+        deliver("forward.books", make_event("stripe", "invoice.paid"))
     with pytest.raises(ValueError, match="the route stripe ignores this event"):
         deliver("hooks.shop.everything", make_event("stripe", "payout.paid"))
 

@@ -41,12 +41,13 @@ class Receiver:
     replies: list[Reply] = field(default_factory=lambda: [OK])
     requests: list[Received] = field(default_factory=list)
     connections: int = 0
+    host: str = "127.0.0.1"
     port: int = 0
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -60,6 +61,8 @@ class Receiver:
                     break
                 writer.write(reply)
                 await writer.drain()
+                if b"connection: close" in reply:
+                    break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:

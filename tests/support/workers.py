@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from gateway import Context, Event
 from gateway.model import Backoff, Retention, RetryPolicy
+from gateway.outbound.destination import Destination
 from gateway.project import Project
 from gateway.providers import PROVIDERS
 from gateway.registry import Registry, Resource, Subscription
@@ -102,6 +103,7 @@ async def working(
     config: Config | None = None,
     resources: Sequence[Resource] = (),
     api_keys: Mapping[str, Secret] | None = None,
+    destinations: Mapping[tuple[str, str], Destination] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Worker]:
     """A running worker. It has no queue: it finds its work in the ledger."""
@@ -112,6 +114,7 @@ async def working(
             registry=Registry(subscriptions, resources),
             secrets={},
             api_keys=api_keys or {},
+            destinations=destinations or {},
         )
     )
     await worker.start()

@@ -104,10 +104,12 @@ def _keys(schema: dict[str, Any], node: dict[str, Any], path: str) -> Iterator[t
         yield from _keys(schema, child, at)
     for child in node.get("patternProperties", {}).values():
         yield from _keys(schema, child, f"{path}.<name>")
+    if "items" in node:
+        yield from _keys(schema, node["items"], f"{path}[]")
 
 
 def test_every_key_of_the_routes_is_documented_with_its_default() -> None:
-    documented = _documented(_text("routes.md"), r"[a-z_.<>]+")
+    documented = _documented(_text("routes.md"), r"[a-z_.<>\[\]]+")
     schema = json_schema()
     keys = dict(_keys(schema, schema, ""))
     assert documented.keys() == keys.keys()
@@ -120,9 +122,12 @@ def test_every_key_of_the_routes_is_documented_with_its_default() -> None:
 
 def test_keys_are_found_at_every_level_of_the_schema() -> None:
     schema = json_schema()
-    assert {"schema", "defaults.retry.cap", "routes.<name>.retention.dead"} <= dict(
-        _keys(schema, schema, "")
-    ).keys()
+    assert {
+        "schema",
+        "defaults.retry.cap",
+        "routes.<name>.retention.dead",
+        "routes.<name>.forward[].retry.cap",
+    } <= dict(_keys(schema, schema, "")).keys()
 
 
 def _commands() -> dict[str, TyperCommand]:

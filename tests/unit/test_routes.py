@@ -29,8 +29,8 @@ from gateway.secrets import SecretRef
 SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
-    "ack_within, api_key, handlers, livemode, max_body, path, provider, receive_within, replay,"
-    " retention, secrets, spool, tolerance, types"
+    "ack_within, api_key, forward, handlers, livemode, max_body, path, provider, receive_within,"
+    " replay, retention, secrets, spool, tolerance, types"
 )
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 REFERENCE = "a reference: env:NAME (in capitals) or file:/path"
@@ -205,7 +205,10 @@ def test_a_queue_has_no_key_of_the_way_in(tmp_path: Path, line: str) -> None:
     key = line.partition(":")[0]
     (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
     assert problem[:3] == (4, f"routes.tasks.{key}", "an unknown key")
-    known = "ack_within, api_key, handlers, max_body, provider, receive_within, retention, tokens"
+    known = (
+        "ack_within, api_key, forward, handlers, max_body, provider, receive_within, retention,"
+        " tokens"
+    )
     assert known in problem[3]
 
 

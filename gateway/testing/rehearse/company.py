@@ -157,7 +157,7 @@ class _Company:
     async def _publish(self) -> AsyncIterator[Occasion]:
         """Runs every handler once on its own events, and sees what comes into the queues."""
         queues = [route for route in self._routes.values() if route.provider.is_queue]
-        for other in self._request.project.registry.subscriptions:
+        for other in self._request.project.registry.handlers:
             for occasion in self._occasions(other, self._routes[other.route]):
                 await Schedules(self._stage, other).once(occasion)
                 for queue in queues:
@@ -180,9 +180,12 @@ class _Company:
 
 def _chosen(request: Request) -> list[Subscription]:
     """Those that are named; else those that take a recorded event; else all."""
-    subscriptions = request.project.registry.subscriptions
+    registry = request.project.registry
+    subscriptions = registry.handlers
     routes = {route.name: route for route in request.project.config.routes}
     for name in request.handlers:
+        if name in {s.handler for s in registry.subscriptions if s.forward is not None}:
+            raise CommandFailed(f"{name} is a forward: no code of yours runs here")
         if not any(_is_named(s, name) for s in subscriptions):
             known = ", ".join(sorted({s.handler for s in subscriptions})) or "none"
             raise CommandFailed(f"there is no handler {name!r}; expected one of {known}")
