@@ -37,6 +37,9 @@ Step = Literal[
     "prune.held",
     "prune.forgotten",
     "prune.committed",
+    "alert.decided",
+    "alert.taken",
+    "alert.sent",
 ]
 STEPS: Final[tuple[Step, ...]] = get_args(Step)
 

@@ -10,7 +10,9 @@ from gateway.errors import ConfigInvalid, Problem
 from gateway.outbound.destination import Destination
 from gateway.registry import Registry, load_registry
 from gateway.routes import (
+    AlertDestinations,
     Config,
+    check_alerts,
     check_api_keys,
     check_destinations,
     check_secrets,
@@ -35,6 +37,8 @@ class Project:
     """By the name of the route; empty for `serve`, which calls nobody."""
     destinations: Mapping[tuple[str, str], Destination] = field(default_factory=dict)
     """Of forwards, by route and handler; empty for `serve`."""
+    alerts: AlertDestinations = field(default_factory=AlertDestinations)
+    """Where alerts go; nowhere for `serve`."""
 
 
 def load_project(
@@ -52,11 +56,19 @@ def load_project(
         secrets = _collect(problems, lambda: load_secrets(settings, config, environ))
     api_keys: dict[str, Secret] | None = {}
     destinations: dict[tuple[str, str], Destination] | None = {}
+    alerts: AlertDestinations | None = AlertDestinations()
     if with_api_keys:
         api_keys = _collect(problems, lambda: check_api_keys(config, environ))
         destinations = _collect(problems, lambda: check_destinations(config, environ))
+        alerts = _collect(problems, lambda: check_alerts(config, environ))
     registry = _collect(problems, lambda: load_registry(config))
-    if registry is None or secrets is None or api_keys is None or destinations is None:
+    if (
+        registry is None
+        or secrets is None
+        or api_keys is None
+        or destinations is None
+        or alerts is None
+    ):
         raise ConfigInvalid(problems)
     return Project(
         settings=settings,
@@ -65,6 +77,7 @@ def load_project(
         secrets=secrets,
         api_keys=api_keys,
         destinations=destinations,
+        alerts=alerts,
     )
 
 

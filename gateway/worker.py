@@ -8,6 +8,7 @@ from typing import Any, Final
 import httpx
 import structlog
 
+from gateway.alerts.teller import Teller
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     PREPARED_ONCE,
@@ -81,6 +82,7 @@ class Worker:
             asyncio.create_task(self._runner.take_forever(), name="take"),
             asyncio.create_task(self._runner.beat_forever(), name="beat"),
             asyncio.create_task(self._sweeper.sweep_forever(), name="sweep"),
+            asyncio.create_task(self._teller(bench.ledger).tell_forever(), name="alerts"),
         ]
         handlers = len(self._subscriptions)
         log.info("worker_started", handlers=handlers, slots=self._settings.concurrency)
@@ -190,6 +192,14 @@ class Worker:
             on_due=runner.scan_now,
         )
         return runner, sweeper
+
+    def _teller(self, ledger: Pool) -> Teller:
+        return Teller(
+            ledger,
+            alerts=self._project.config.alerts,
+            destinations=self._project.alerts,
+            every=self._settings.sweep,
+        )
 
     async def _pool(
         self,

@@ -299,6 +299,28 @@ SAFEGUARDS: Final = (
         "                addresses = await self._resolve(host, port)\n",
         "tests/integration/test_outbound.py::test_it_connects_to_the_very_address_that_was_checked",
     ),
+    Safeguard(
+        "of two workers that look at once, one decides",
+        "gateway/ledger/sql/alerts.sql",
+        "select pg_try_advisory_xact_lock($1) as is_mine,",
+        "select $1::bigint is not null as is_mine,",
+        "tests/integration/test_alerts.py::test_a_worker_does_not_decide_while_another_one_does",
+    ),
+    Safeguard(
+        "an alert that was told is remembered",
+        "gateway/alerts/rules.py",
+        "    return abs(at - alert.told_at) >= wait\n",
+        "    return True\n",
+        "tests/integration/test_alerts.py::test_two_workers_at_once_tell_once",
+    ),
+    Safeguard(
+        "a message is with one worker at a time",
+        "gateway/ledger/sql/alerts.sql",
+        "set attempts = m.attempts + 1, next_at = coalesce($2, now()) + $4::interval\n",
+        "set attempts = m.attempts + 1 + extract(epoch from $4::interval)::int * 0\n",
+        "tests/integration/test_alerts.py::"
+        "test_one_message_is_sent_by_one_worker_even_when_both_would",
+    ),
 )
 
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from gateway.cli import (
     act,
+    alerts,
     look,
     orders,
     pause,
@@ -38,7 +39,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for group in (
-    start, processes, setup, rehearse, send, publish, status, look, show, act, orders, pause,
+    start, processes, setup, rehearse, send, publish, status, look, show, act, alerts, orders,
+    pause,
 ):  # fmt: skip
     group.register(app)
 

@@ -1,14 +1,25 @@
 """Routes: which URL belongs to which provider, with what secrets, handlers and policy."""
 
-from gateway.routes.config import Config, Route, check_api_keys, check_secrets, load_config
+from gateway.routes.alerts import AlertDestinations, Alerts
+from gateway.routes.config import (
+    Config,
+    Route,
+    check_alerts,
+    check_api_keys,
+    check_secrets,
+    load_config,
+)
 from gateway.routes.destinations import check_destinations
 from gateway.routes.file import json_schema
 from gateway.routes.forward import Forward
 
 __all__ = [
+    "AlertDestinations",
+    "Alerts",
     "Config",
     "Forward",
     "Route",
+    "check_alerts",
     "check_api_keys",
     "check_destinations",
     "check_secrets",

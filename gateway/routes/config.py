@@ -16,6 +16,7 @@ from gateway.notation.problems import SHAPES, Location, Refusal, describe, one_o
 from gateway.notation.yaml_source import Document, Lines, key_path, read_document
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.publish import PUBLISH
+from gateway.routes.alerts import AlertDestinations, Alerts, find_destinations, make_alerts
 from gateway.routes.checks import default_key_retention
 from gateway.routes.file import (
     QueueSection,
@@ -39,6 +40,8 @@ PAYLOAD_RETENTION: Final = timedelta(days=14)
 SECRET_KEYS: Final = frozenset({"secrets", "tokens", "api_key"})
 OUTBOUND_KEYS: Final = frozenset({"url", "headers", "sign"})
 """Whose values can be secrets, also where they are not what they should be."""
+ALERT_KEYS: Final = frozenset({"alerts", "webhook", "slack", "url", "sign"})
+"""The same among alerts: a URL may stand in place of a mapping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class Config:
     timeout: timedelta
     retry: RetryPolicy
     routes: tuple[Route, ...]
+    alerts: Alerts = field(default_factory=Alerts)
     lines: Mapping[Location, int] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -145,6 +149,11 @@ def check_api_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Secr
     return keys
 
 
+def check_alerts(config: Config, environ: Mapping[str, str]) -> AlertDestinations:
+    """Where alerts go. Raises ConfigInvalid with every reference that leads nowhere."""
+    return find_destinations(config.alerts, environ, config.problem)
+
+
 @contextmanager
 def _noting(config: Config, at: Location, problems: list[Problem]) -> Iterator[None]:
     """One more problem, where a secret cannot be had."""
@@ -166,7 +175,11 @@ def _problem(document: Document, refusal: Refusal) -> Problem:
 
 def _may_hold_a_secret(refusal: Refusal) -> bool:
     keys = set(refusal.location)
-    return bool(SECRET_KEYS & keys or (refusal.quotes and OUTBOUND_KEYS & keys))
+    if SECRET_KEYS & keys:
+        return True
+    if "alerts" in keys:
+        return refusal.quotes and refusal.location[-1] in ALERT_KEYS
+    return refusal.quotes and bool(OUTBOUND_KEYS & keys)
 
 
 def _once_per_key(problems: Iterable[Problem]) -> list[Problem]:
@@ -212,6 +225,7 @@ def _config(path: Path, content: RoutesFile, lines: Lines) -> Config:
             _route(name, item, lines, [make_forward(f, timeout, retry) for f in item.forward])
             for name, item in content.routes.items()
         ),
+        alerts=make_alerts(content.alerts),
         lines=lines.numbers,
     )
 

@@ -13,6 +13,7 @@ from gateway.notation.problems import Location
 from gateway.notation.quantities import Duration, format_duration
 from gateway.providers import PROVIDERS
 from gateway.providers.publish import PUBLISH
+from gateway.routes.alerts import AlertsSection, AlertWebhookSection
 from gateway.routes.checks import (
     NAME_PATTERN,
     ApiKey,
@@ -189,6 +190,9 @@ class RoutesFile(Section):
         default_factory=DefaultsSection,
         description="What holds for every handler that does not say otherwise.",
     )
+    alerts: AlertsSection | None = Field(
+        default=None, description="When people are told of trouble, and where."
+    )
     routes: dict[RouteName, AnySection] = Field(
         min_length=1,
         description="The inbound URLs and the queues, by name.",
@@ -204,6 +208,10 @@ def known_keys(location: Location, document: Mapping[str, Any]) -> list[str]:
             section = DefaultsSection
         case ("defaults", "retry"):
             section = RetrySection
+        case ("alerts",):
+            section = AlertsSection
+        case ("alerts", "webhook"):
+            section = AlertWebhookSection
         case ("routes", name):
             section = _section(document["routes"][name])
         case ("routes", _, "retention"):

@@ -56,6 +56,8 @@ ORDERING: Final = ["order.marked", "order.stepped"]
 TURNING: Final = ["turn.giving"]
 CALLING: Final = ["effect.begun", "effect.called", "effect.kept"]
 """These and the one before are tried in test_failpoints_of_the_kit.py."""
+ALERTING: Final = ["alert.decided", "alert.taken", "alert.sent"]
+"""And these in test_alerts.py."""
 
 
 @pytest.fixture
@@ -79,6 +81,7 @@ def test_every_step_is_tried() -> None:
         *ORDERING,
         *TURNING,
         *CALLING,
+        *ALERTING,
     ]
     assert sorted(tried) == sorted(STEPS)
 

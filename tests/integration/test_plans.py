@@ -352,15 +352,22 @@ CASES: Final = [
     ),
     Case(query="sum_tallies", arguments=(HOUR_AGO, NOW), rows=3 * 60),
     Case(query="sum_times", arguments=(HOUR_AGO, ["done"]), rows=3 * 60),
+    Case(query="look_dead", arguments=(NOW, 1), by="any", rows=2),
+    Case(query="look_dead", arguments=(NOW, BATCH), by="many", rows=2 * BATCH),
+    Case(query="look_backlog", arguments=(NOW,), rows=10),
+    Case(query="describe_dead", arguments=(*HANDLERS, BATCH), rows=3 * BATCH),
+    Case(query="describe_backlog", arguments=(*HANDLERS, BATCH, NOW), rows=3 * BATCH),
+    Case(query="note_test", arguments=("ann",)),
 ]
 
 ASIDE: Final = {
     "abandon_reconciliations", "alive", "begin_reconciliation", "describe_server",
     "end_reconciliation", "find_leasing", "find_paused", "find_reconciliation", "find_resumable",
-    "forget_reconciliations", "keep_places", "keep_policies", "last_reconciliations",
-    "last_scheduled", "leave", "leave_reconciliation", "list_exhausted", "list_pauses",
-    "list_reconciliations", "list_totals", "list_workers", "resume_reconciliation", "start_prune",
-    "step_reconciliation", "take_reconciliation",
+    "forget_reconciliations", "keep_alert", "keep_places", "keep_policies", "last_reconciliations",
+    "last_scheduled", "leave", "leave_reconciliation", "list_alerts", "list_exhausted",
+    "list_messages", "list_pauses", "list_reconciliations", "list_totals", "list_workers",
+    "note_sent", "note_unsent", "put_message", "resume_reconciliation", "start_look", "start_prune",
+    "step_reconciliation", "take_messages", "take_reconciliation",
     "begin_order", "find_order", "hold_order", "list_orders", "mark_order", "read_clock",
     "resume_order", "stop_order",
 }  # fmt: skip

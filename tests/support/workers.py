@@ -14,7 +14,7 @@ from gateway.outbound.destination import Destination
 from gateway.project import Project
 from gateway.providers import PROVIDERS
 from gateway.registry import Registry, Resource, Subscription
-from gateway.routes import Config, Route
+from gateway.routes import AlertDestinations, Config, Route
 from gateway.secrets import Secret
 from gateway.settings import Settings
 from gateway.worker import Worker
@@ -104,6 +104,7 @@ async def working(
     resources: Sequence[Resource] = (),
     api_keys: Mapping[str, Secret] | None = None,
     destinations: Mapping[tuple[str, str], Destination] | None = None,
+    alerts: AlertDestinations | None = None,
     **settings: Any,
 ) -> AsyncIterator[Worker]:
     """A running worker. It has no queue: it finds its work in the ledger."""
@@ -115,6 +116,7 @@ async def working(
             secrets={},
             api_keys=api_keys or {},
             destinations=destinations or {},
+            alerts=alerts or AlertDestinations(),
         )
     )
     await worker.start()

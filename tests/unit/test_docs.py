@@ -63,6 +63,7 @@ def test_the_pages_that_people_were_promised_are_there() -> None:
     names = {page.name for page in PAGES}
     assert names >= {
         "README.md",
+        "alerts.md",
         "api.md",
         "routes.md",
         "settings.md",

@@ -604,9 +604,9 @@ def test_routes_of_the_wrong_shape_are_refused(
             1,
             "route",
             "an unknown key",
-            "one of defaults, routes, schema (did you mean routes?)",
+            "one of alerts, defaults, routes, schema (did you mean routes?)",
         ),
-        ("<<: {a: b}", 1, "'<<'", "an unknown key", "one of defaults, routes, schema"),
+        ("<<: {a: b}", 1, "'<<'", "an unknown key", "one of alerts, defaults, routes, schema"),
         ("[a]: b", 1, "(document)", "a list or a mapping as a key", "text as a key"),
     ],
 )

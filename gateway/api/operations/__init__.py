@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from gateway.api.operation import Operation
+from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.dead import DEAD, GROUPS
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, SHOW
@@ -35,4 +36,6 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     STOP_ORDER,
     RESUME_ORDER,
     AUDIT,
+    ALERTS,
+    TEST_ALERTS,
 )

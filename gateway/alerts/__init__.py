@@ -1,0 +1,1 @@
+"""Tells people, once, of what needs them: looks, decides, and sends."""

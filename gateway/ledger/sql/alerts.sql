@@ -1,0 +1,211 @@
+-- name: start_look
+-- Whether this worker may look now, and the time: one at a time does, until the end of its transaction.
+-- A worker that is stopped while it looks must not keep the others from it.
+select pg_try_advisory_xact_lock($1) as is_mine, coalesce($2, now()) as at
+from set_config('idle_in_transaction_session_timeout', '30s', true) as bounded;
+
+-- name: list_alerts
+-- What stands, or stood once, one row per kind and handler (primary key).
+select kind, route, handler, raised_at, cleared_at, round, told_at, told_through, paused
+from gateway.alerts
+order by raised_at, kind, route, handler;
+
+-- name: look_dead
+-- Handlers with dead letters, and how many of theirs nobody was told of, up to as many as matter
+-- (deliveries_dead_of, from one handler to the next). $1: until when they count, $2: as many as matter.
+with recursive handlers as (
+    (
+        select route, handler from gateway.deliveries
+        where status = 'dead'
+        order by route, handler
+        limit 1
+    )
+    union all
+    select following.route, following.handler
+    from handlers h
+    cross join lateral (
+        select route, handler from gateway.deliveries
+        where status = 'dead' and (route, handler) > (h.route, h.handler)
+        order by route, handler
+        limit 1
+    ) following
+)
+select h.route, h.handler, untold.n
+from handlers h
+left join gateway.alerts a on a.kind = 'dead' and a.route = h.route and a.handler = h.handler
+cross join lateral (
+    select count(*) as n
+    from (
+        select from gateway.deliveries d
+        where d.status = 'dead' and d.route = h.route and d.handler = h.handler
+          and d.finished_at > coalesce(  -- a mark that lies ahead is of a clock that was set back
+              case when a.told_through <= $1 then a.told_through end, timestamptz '-infinity')
+          and d.finished_at <= $1
+        limit $2
+    ) d
+) untold;
+
+-- name: look_backlog
+-- Handlers with a delivery that is due since before $1, and whether they are paused (deliveries_due,
+-- from one handler to the next).
+with recursive handlers as (
+    (
+        select route, handler from gateway.deliveries
+        where status = 'pending'
+        order by route, handler
+        limit 1
+    )
+    union all
+    select following.route, following.handler
+    from handlers h
+    cross join lateral (
+        select route, handler from gateway.deliveries
+        where status = 'pending' and (route, handler) > (h.route, h.handler)
+        order by route, handler
+        limit 1
+    ) following
+)
+select h.route, h.handler, exists (
+           select from gateway.pauses p where p.route = h.route and p.handler in (h.handler, '')
+       ) as paused
+from handlers h
+cross join lateral (
+    select due_at
+    from gateway.deliveries
+    where status = 'pending' and route = h.route and handler = h.handler
+    order by due_at
+    limit 1
+) oldest
+where oldest.due_at < $1;
+
+-- name: describe_dead
+-- The dead letters of these handlers: how many, up to $3, how many of them nobody was told of, since when,
+-- and why the last one died (deliveries_dead_of).
+select k.route, k.handler, d.n, d.untold, oldest.finished_at as since, latest.error
+from unnest($1::text[], $2::text[]) as k (route, handler)
+left join gateway.alerts a on a.kind = 'dead' and a.route = k.route and a.handler = k.handler
+cross join lateral (
+    select count(*) as n,
+           count(*) filter (where l.finished_at > a.told_through is not false) as untold
+    from (
+        select finished_at
+        from gateway.deliveries
+        where status = 'dead' and route = k.route and handler = k.handler
+        order by finished_at desc
+        limit $3
+    ) l
+) d
+cross join lateral (
+    select finished_at
+    from gateway.deliveries
+    where status = 'dead' and route = k.route and handler = k.handler
+    order by finished_at
+    limit 1
+) oldest
+cross join lateral (
+    select left(error, 1000) as error
+    from gateway.deliveries
+    where status = 'dead' and route = k.route and handler = k.handler
+    order by finished_at desc, id desc
+    limit 1
+) latest;
+
+-- name: describe_backlog
+-- What is due of these handlers at $4: how many, up to $3, since when, who paused them, and whether a
+-- worker has them (deliveries_due).
+select k.route, k.handler, d.n, oldest.due_at as since, p.handler as paused_handler,
+       p.actor as paused_by, p.since as paused_at, p.reason as paused_why, not exists (
+           select from gateway.workers w where k.route || ' ' || k.handler = any (w.handlers)
+       ) as orphaned
+from unnest($1::text[], $2::text[]) as k (route, handler)
+cross join lateral (
+    select count(*) as n
+    from (
+        select from gateway.deliveries
+        where status = 'pending' and route = k.route and handler = k.handler and due_at <= coalesce($4, now())
+        limit $3
+    ) l
+) d
+cross join lateral (
+    select due_at
+    from gateway.deliveries
+    where status = 'pending' and route = k.route and handler = k.handler
+    order by due_at
+    limit 1
+) oldest
+left join lateral (
+    select handler, actor, since, reason
+    from gateway.pauses
+    where route = k.route and handler in (k.handler, '')
+    order by since
+    limit 1
+) p on true;
+
+-- name: keep_alert
+-- How an alert stands now (primary key).
+insert into gateway.alerts
+    (kind, route, handler, raised_at, cleared_at, round, told_at, told_through, paused)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+on conflict (kind, route, handler) do update
+set raised_at = excluded.raised_at, cleared_at = excluded.cleared_at, round = excluded.round,
+    told_at = excluded.told_at, told_through = excluded.told_through, paused = excluded.paused;
+
+-- name: put_message
+-- A message for each destination, in place of those before (primary key).
+with gone as (
+    delete from gateway.alert_messages
+    where kind = $1 and route = $2 and handler = $3 and destination <> all ($4::text[])
+)
+insert into gateway.alert_messages (kind, route, handler, destination, id, message, next_at)
+select $1, $2, $3, destination, $5, $6::json, $7
+from unnest($4::text[]) as destination
+on conflict (kind, route, handler, destination) do update
+set id = excluded.id, message = excluded.message, next_at = excluded.next_at,
+    status = 'waiting', attempts = 0, error = null;
+
+-- name: take_messages
+-- Messages to be sent now: whoever takes one has it for $4 (alert_messages_waiting). One that lies far ahead
+-- is of a clock that was set back.
+with due as (
+    select kind, route, handler, destination
+    from gateway.alert_messages
+    where status = 'waiting' and destination = any ($1::text[]) and attempts < $5
+      and (next_at <= coalesce($2, now()) or next_at > coalesce($2, now()) + interval '1 day')
+    order by next_at
+    limit $3
+    for update skip locked
+)
+update gateway.alert_messages m
+set attempts = m.attempts + 1, next_at = coalesce($2, now()) + $4::interval
+from due
+where (m.kind, m.route, m.handler, m.destination)
+    = (due.kind, due.route, due.handler, due.destination)
+returning m.kind, m.route, m.handler, m.destination, m.id, m.message, m.attempts;
+
+-- name: note_sent
+-- A destination took a message; a later one that is there by now still waits (primary key).
+update gateway.alert_messages
+set sent_at = coalesce($6, now()),
+    status = case when id = $5 then 'sent' else status end,
+    error = case when id = $5 then null else error end
+where kind = $1 and route = $2 and handler = $3 and destination = $4;
+
+-- name: note_unsent
+-- A destination did not take a message: it is sent again after $7, unless it was tried often enough
+-- (primary key).
+update gateway.alert_messages
+set error = $6,
+    next_at = coalesce($8, now()) + $7::interval,
+    status = case when attempts >= $9 then 'failed' else 'waiting' end
+where kind = $1 and route = $2 and handler = $3 and destination = $4 and id = $5
+returning status;
+
+-- name: list_messages
+-- The last message of each alert to each destination, and whether it got there (primary key).
+select kind, route, handler, destination, status, attempts, error, sent_at, next_at
+from gateway.alert_messages
+order by kind, route, handler, destination;
+
+-- name: note_test
+-- Someone has a test message sent.
+insert into gateway.audit (actor, action) values ($1, 'test-alerts');

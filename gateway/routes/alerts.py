@@ -1,0 +1,148 @@
+"""`alerts` at the top of the file: when people are told, and where."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Annotated, Final, Self
+
+from pydantic import Field, Strict, model_validator
+
+from gateway.errors import ConfigInvalid, Problem
+from gateway.notation.problems import Unexpected
+from gateway.notation.quantities import Duration, lasting
+from gateway.providers.standard_webhooks import parse_key
+from gateway.routes.checks import Reference
+from gateway.routes.section import Section
+from gateway.routes.url import UrlOrReference, check_url
+from gateway.secrets import Secret, SecretRef, SecretUnusable, resolve
+
+MOST_DEAD: Final = 10_000
+SHORTEST_REPEAT: Final = timedelta(minutes=1)
+LONGEST_REPEAT: Final = timedelta(days=30)
+LONGEST_BACKLOG: Final = timedelta(days=30)
+DEAD: Final = 1
+BACKLOG: Final = timedelta(minutes=10)
+REPEAT: Final = timedelta(hours=1)
+URL_IN_IT: Final = "the URL in it, and nothing else"
+KEY_IN_IT: Final = "the signing key in it, and nothing else"
+
+
+class AlertWebhookSection(Section):
+    """Where alerts are posted as JSON."""
+
+    url: UrlOrReference = Field(
+        description="Where to: http:// or https://, or where the URL is kept: env:NAME, file:/path."
+    )
+    sign: Reference | None = Field(
+        default=None,
+        description="Where the key is with which alerts are signed (Standard Webhooks).",
+    )
+
+
+class AlertsSection(Section):
+    """When people are told, and where."""
+
+    dead: Annotated[int, Strict(), Field(ge=0, le=MOST_DEAD)] = Field(
+        default=DEAD, description="How many dead letters of a handler raise an alert; 0: none do."
+    )
+    backlog: Annotated[Duration, lasting(timedelta(0), LONGEST_BACKLOG)] = Field(
+        default=BACKLOG,
+        description="How long a delivery may be due before that raises an alert; 0s: for ever.",
+    )
+    repeat: Annotated[Duration, lasting(SHORTEST_REPEAT, LONGEST_REPEAT)] = Field(
+        default=REPEAT,
+        description="After how long an alert that still stands is told again, at the earliest.",
+    )
+    webhook: AlertWebhookSection | None = Field(
+        default=None, description="Where alerts are posted as JSON."
+    )
+    slack: UrlOrReference | None = Field(
+        default=None,
+        description="Where alerts are posted as Slack's messages: a URL, env:NAME or file:/path.",
+    )
+
+    @model_validator(mode="after")
+    def _reach_somebody(self) -> Self:
+        if self.webhook is None and self.slack is None:
+            raise Unexpected(found="neither webhook nor slack", expected="one of them, or both")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alerts:
+    """When people are told, and where. By default nobody is, and the commands show what stands."""
+
+    dead: int = DEAD
+    """0: never."""
+    backlog: timedelta = BACKLOG
+    """Zero: never."""
+    repeat: timedelta = REPEAT
+    webhook: str | SecretRef | None = field(default=None, repr=False)
+    sign: SecretRef | None = None
+    slack: str | SecretRef | None = field(default=None, repr=False)
+
+
+def make_alerts(section: AlertsSection | None) -> Alerts:
+    """What the section says, or what holds without one."""
+    if section is None:
+        return Alerts()
+    return Alerts(
+        dead=section.dead,
+        backlog=section.backlog,
+        repeat=section.repeat,
+        webhook=section.webhook.url if section.webhook else None,
+        sign=section.webhook.sign if section.webhook else None,
+        slack=section.slack,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertDestinations:
+    """Where alerts go. A URL is a secret: whoever has it can post."""
+
+    webhook: Secret | None = None
+    key: Secret | None = None
+    slack: Secret | None = None
+
+
+def find_destinations(
+    alerts: Alerts, environ: Mapping[str, str], problem: Callable[..., Problem]
+) -> AlertDestinations:
+    """Follows the references. Raises ConfigInvalid with every one that leads nowhere."""
+    problems: list[Problem] = []
+
+    def find(read: Callable[[], str], *at: str) -> Secret | None:
+        try:
+            return Secret(read().encode())
+        except (SecretUnusable, Unexpected) as error:
+            problems.append(problem("alerts", *at, found=error.found, expected=error.expected))
+            return None
+
+    webhook, sign, slack = alerts.webhook, alerts.sign, alerts.slack
+    found = AlertDestinations(
+        webhook=find(lambda: _url(webhook, environ), "webhook", "url") if webhook else None,
+        key=find(lambda: _key(sign, environ), "webhook", "sign") if sign else None,
+        slack=find(lambda: _url(slack, environ), "slack") if slack else None,
+    )
+    if problems:
+        raise ConfigInvalid(problems)
+    return found
+
+
+def _url(url: str | SecretRef, environ: Mapping[str, str]) -> str:
+    if isinstance(url, str):
+        return url
+    text = resolve(url, environ, {}, expected=URL_IN_IT).decode()
+    try:
+        return check_url(text)
+    except Unexpected as error:
+        raise Unexpected(found=f"{url}, with {error.found}", expected=error.expected) from None
+
+
+def _key(ref: SecretRef, environ: Mapping[str, str]) -> str:
+    text = resolve(ref, environ, {}, expected=KEY_IN_IT).decode()
+    try:
+        parse_key(text)
+    except Unexpected as error:
+        raise Unexpected(found=f"{ref}, with {error.found}", expected=error.expected) from None
+    return text
