@@ -69,25 +69,9 @@ def build_app(project: Project, state: State) -> App:
         metrics=metrics,
         tallies=tallies,
     )
-    doors: dict[str, Door] = {
-        route.path: Endpoint(
-            route,
-            reception,
-            secrets=[secret.reveal() for secret in project.secrets[route.name]],
-            spool=spool if route.spools else None,
-        )
-        for route in project.config.doors
-    }
-    open_queues = project.config.open_queues
-    doors |= {
-        route.path: QueueDoor(
-            route, replace(reception, claimer=jobs_claimer), tokens=project.secrets[route.name]
-        )
-        for route in open_queues
-    }
     queues = Queues(
         url,
-        {route.name: project.secrets[route.name] for route in open_queues},
+        {route.name: project.secrets[route.name] for route in project.config.open_queues},
         admission=reception.admission,
         deadlines=reception.deadlines,
     )
@@ -104,7 +88,7 @@ def build_app(project: Project, state: State) -> App:
         return _spools(project) and spool is not None and spool.working and claimer.working
 
     return App(
-        doors,
+        _doors(project, reception, spool) | _job_doors(project, reception, jobs_claimer),
         queues,
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
@@ -119,6 +103,26 @@ def build_app(project: Project, state: State) -> App:
             keeping(tallies, url, every=settings.sweep),
         ),
     )
+
+
+def _doors(project: Project, reception: Reception, spool: Spool | None) -> dict[str, Door]:
+    return {
+        route.path: Endpoint(
+            route,
+            reception,
+            secrets=[secret.reveal() for secret in project.secrets[route.name]],
+            spool=spool if route.spools else None,
+        )
+        for route in project.config.doors
+    }
+
+
+def _job_doors(project: Project, reception: Reception, claimer: Claimer) -> dict[str, Door]:
+    shared = replace(reception, claimer=claimer)
+    return {
+        route.path: QueueDoor(route, shared, tokens=project.secrets[route.name])
+        for route in project.config.open_queues
+    }
 
 
 def _spool(project: Project, claimer: Claimer) -> Spool | None:

@@ -321,6 +321,41 @@ SAFEGUARDS: Final = (
         "tests/integration/test_alerts.py::"
         "test_one_message_is_sent_by_one_worker_even_when_both_would",
     ),
+    Safeguard(
+        "a queue is closed to whoever has none of its tokens",
+        "gateway/receive/queue_door.py",
+        '        return is_borne(headers.get("authorization", ""), self._tokens)\n',
+        "        return True\n",
+        "tests/e2e/test_publish_api.py::test_without_its_token_a_queue_takes_nothing",
+    ),
+    Safeguard(
+        "the key of a job with another payload is refused",
+        "gateway/receive/queue_door.py",
+        "        if claimed.conflict:\n",
+        "        if not claimed:\n",
+        "tests/e2e/test_publish_api.py::test_racers_with_one_key_and_different_payloads_one_wins",
+    ),
+    Safeguard(
+        "a delayed job is not due before its time",
+        "gateway/ledger/sql/claims.sql",
+        "                else greatest(i.not_before, now()) end\n",
+        "                else now() end\n",
+        "tests/integration/test_jobs.py::test_a_delayed_job_runs_when_it_is_due_and_not_sooner",
+    ),
+    Safeguard(
+        "a delayed job that has its turn waits for its time",
+        "gateway/ledger/migrations/0005_operate.sql",
+        "due_at = greatest(clock_timestamp(), d.not_before)",
+        "due_at = clock_timestamp()",
+        "tests/integration/test_jobs.py::test_a_delay_holds_also_for_a_job_that_has_its_turn",
+    ),
+    Safeguard(
+        "jobs do not wait for long for a handler that holds a key",
+        "gateway/server.py",
+        '"lock_timeout": "1s"',
+        '"lock_timeout": "0"',
+        "tests/e2e/test_publish.py::test_a_handler_that_holds_a_key_holds_up_no_webhook",
+    ),
 )
 
 

@@ -19,6 +19,7 @@ from gateway.logs import configure_logs
 from gateway.project import Project, load_project, redis_url
 from gateway.queue.cancellation import end
 from gateway.queue.worker import listen_forever
+from gateway.routes import Route
 from gateway.server import serve as run_server
 from gateway.settings import load_settings
 from gateway.up import Reload, Started, run_up
@@ -84,9 +85,8 @@ def _tell(started: Started) -> None:
         out.print(
             f"  [yellow]notice[/yellow]   {reference} is not set: a development secret is used"
         )
-    for route in started.config.doors[:1]:
-        command = f"{_gateway()} send {route.name} {_example(route.provider.name)}"
-        out.print(f"\n  Ready. Try:  [bold]{command}[/bold]\n")
+    for route in (*started.config.doors, *started.config.open_queues)[:1]:
+        out.print(f"\n  Ready. Try:  [bold]{_first_command(route)}[/bold]\n")
     if started.reloads:
         out.print("  Saved handlers, routes and schema files take effect.\n")
 
@@ -103,6 +103,12 @@ def _tell_reload(reload: Reload) -> None:
 def _gateway() -> str:
     """How this very command is called from here, whether or not it is on the PATH."""
     return "gateway" if shutil.which("gateway") else os.path.relpath(sys.argv[0])
+
+
+def _first_command(route: Route) -> str:
+    if route.provider.is_queue:
+        return f"echo '{{}}' | {_gateway()} publish {route.name} --payload -"
+    return f"{_gateway()} send {route.name} {_example(route.provider.name)}"
 
 
 def _example(provider: str) -> str:

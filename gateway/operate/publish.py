@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Final
 
 from gateway.client import Client, Published, Refused, Unavailable
 from gateway.errors import BadPayload, CommandFailed
@@ -9,6 +10,9 @@ from gateway.project import load_secrets
 from gateway.providers.job_request import read_payload
 from gateway.routes import load_config
 from gateway.settings import Settings
+
+GIVE_UP_AFTER_S: Final = 15.0
+"""A person waits: once more after the gateway has asked for patience."""
 
 
 async def publish_job(
@@ -28,7 +32,7 @@ async def publish_job(
     except BadPayload as error:
         raise CommandFailed(f"--payload: {error.reason}") from None
     try:
-        async with Client(url, token=token) as client:
+        async with Client(url, token=token, give_up_after=GIVE_UP_AFTER_S) as client:
             return await client.publish(queue, payload, key=key, type=type, delay=delay)
     except ValueError as error:
         raise CommandFailed(f"--url: {error}") from None

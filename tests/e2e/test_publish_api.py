@@ -1,81 +1,33 @@
-"""Publishing over HTTP, against real servers: one key is one job, whatever happens in between."""
+"""Publishing over HTTP: the table of answers, row by row, against a real server."""
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
-from uuid import uuid4
 
 import asyncpg
 import httpx
+import orjson
 import pytest
-from jsonschema import Draft202012Validator
 
 from gateway.api.openapi import describe_api
-from gateway.api.queues import PATH
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving, stripe_request
-from tests.support.waiting import until
-
-TOKEN = "orders-token-of-the-suite"
-OLD_TOKEN = "orders-token-before-that-one"
-OTHER_TOKEN = "parcels-token-of-the-suite"
-ROUTES = """
-schema: [handlers/schema.sql]
-defaults:
-  retry: {attempts: 2, backoff: fixed, base: 100ms, cap: 1s}
-routes:
-  stripe:
-    provider: stripe
-    secrets: [env:STRIPE_WEBHOOK_SECRET]
-    handlers: [handlers.effects]
-  orders:
-    provider: publish
-    tokens: [env:ORDERS_TOKEN, env:OLD_ORDERS_TOKEN]
-    handlers: [handlers.jobs]
-    max_body: 64KiB
-  parcels:
-    provider: publish
-    tokens: [env:PARCELS_TOKEN]
-  closed:
-    provider: publish
-"""
-JOBS = '''
-"""Two handlers for each order."""
-
-from gateway import Context, Event, Reject, handler
-
-
-@handler("*")
-async def charge(event: Event, ctx: Context) -> None:
-    await ctx.db.execute(
-        "insert into effects (event_id, handler) values ($1, 'charge')", event.id
-    )
-    if event.type == "bad":
-        raise Reject("no such card")
-
-
-@handler("*")
-async def pack(event: Event, ctx: Context) -> None:
-    await ctx.db.execute("insert into effects (event_id, handler) values ($1, 'pack')", event.id)
-'''
-
-
-DOCUMENT = describe_api((), ["orders", "parcels"])
-
-
-def with_queues(project: Project) -> Project:
-    project.write("config/routes.yaml", ROUTES)
-    project.write("handlers/jobs.py", JOBS)
-    project.environ |= {
-        "ORDERS_TOKEN": TOKEN,
-        "OLD_ORDERS_TOKEN": OLD_TOKEN,
-        "PARCELS_TOKEN": OTHER_TOKEN,
-    }
-    return project
+from tests.support.processes import Project, Serving
+from tests.support.queues import (
+    OLD_TOKEN,
+    OTHER_TOKEN,
+    TOKEN,
+    jobs,
+    new_key,
+    publish,
+    with_queues,
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,42 +40,6 @@ async def reader(module_project: Project) -> AsyncIterator[Reader]:
     connection = await asyncpg.connect(module_project.environ["GATEWAY_DATABASE_URL"])
     yield Reader(connection)
     await connection.close()
-
-
-def jobs(queue: str = "orders", id: str | None = None) -> str:
-    path = f"/v1/queues/{queue}/jobs"
-    return path if id is None else f"{path}/{quote(id, safe='')}"
-
-
-async def publish(
-    serving: Serving, request: Any, *, queue: str = "orders", token: str = TOKEN, **headers: str
-) -> httpx.Response:
-    body = request if isinstance(request, bytes) else json.dumps(request).encode()
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    answer = await serving.post(
-        body, {"authorization": f"Bearer {token}", **given}, path=jobs(queue)
-    )
-    return as_documented(answer, DOCUMENT["paths"][PATH]["post"])
-
-
-async def look(serving: Serving, id: str, *, token: str = TOKEN) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
-        answer = await client.get(
-            serving.url + jobs(id=id), headers={"authorization": f"Bearer {token}"}
-        )
-    return as_documented(answer, DOCUMENT["paths"][PATH + "/{id}"]["get"])
-
-
-def as_documented(answer: httpx.Response, operation: Any) -> httpx.Response:
-    """The same answer, if the OpenAPI document has it."""
-    media = operation["responses"][str(answer.status_code)]["content"]["application/json"]
-    schema = media["schema"] | {"components": DOCUMENT["components"]}
-    Draft202012Validator(schema).validate(answer.json())
-    return answer
-
-
-def new_key() -> str:
-    return f"order:{uuid4().hex}:charge"
 
 
 async def test_the_first_time_is_201_and_ever_after_200_with_the_same_id(serving: Serving) -> None:
@@ -335,118 +251,56 @@ async def test_no_token_is_logged(serving: Serving) -> None:
         assert token not in serving.running.output
 
 
-async def test_a_job_is_told_from_pending_to_its_end(
-    project: Project, ledger: Reader, database_url: str
+def test_the_document_and_what_is_answered_agree_whatever_is_asked(
+    serving: Serving, tmp_path: Path
 ) -> None:
-    with_queues(project)
-    project.run("migrate")
-    with project.serve() as serving:
-        await serving.ready()
-        await publish(serving, {"payload": 1, "idempotencyKey": "good", "delaySeconds": 0})
-        await publish(serving, {"payload": 1, "idempotencyKey": "bad", "type": "bad"})
-        await publish(serving, {"payload": 1, "idempotencyKey": "later", "delaySeconds": 86400})
-        waiting = (await look(serving, "good")).json()
-        assert (waiting["status"], waiting["attempts"], waiting["error"]) == ("pending", 0, None)
-        assert [d["handler"] for d in waiting["deliveries"]] == [
-            "handlers.jobs.charge",
-            "handlers.jobs.pack",
-        ]
-        with project.process("worker"):
-            await until(lambda: _is(serving, "good", "done"))
-            await until(lambda: _is(serving, "bad", "dead"))
-        done = (await look(serving, "good")).json()
-        assert (done["due_at"], done["attempts"], done["queue"]) == (None, 1, "orders")
-        dead = (await look(serving, "bad")).json()
-        assert {d["handler"][14:]: d["status"] for d in dead["deliveries"]} == {
-            "charge": "dead",
-            "pack": "done",
-        }
-        assert "no such card" in dead["error"]
-        later = (await look(serving, "later")).json()
-        assert (later["status"], later["attempts"]) == ("pending", 0)
-        assert later["due_at"] > later["received_at"]
-    assert await ledger.value("select count(*) from public.effects where event_id = 'later'") == 0
+    """schemathesis makes up requests, right and wrong, and looks for a 500 or another shape."""
+    (tmp_path / "openapi.json").write_bytes(orjson.dumps(describe_api((), ["orders"])))
+    ran = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("schemathesis")),
+            *("run", "openapi.json", "--url", serving.url),
+            *("--header", f"Authorization: Bearer {TOKEN}"),
+            *("--checks", "all", "--max-examples", "40", "--seed", "20261117"),
+            # A schema cannot say that two keys must be equal, nor what is printable.
+            *("--exclude-checks", "positive_data_acceptance"),
+            *("--phases", "examples,coverage,fuzzing"),
+            *("--continue-on-failure", "--no-color", "--generation-database", "none"),
+        ],
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if not k.startswith("GATEWAY_")},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
 
 
-async def _is(serving: Serving, id: str, status: str) -> bool:
-    return bool((await look(serving, id)).json()["status"] == status)
-
-
-async def test_the_same_publish_50_times_at_once_and_after_a_kill_is_one_job(
-    project: Project, ledger: Reader
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("nothing", "--payload", "order.json"), 1, "it has orders, parcels"),
+        (("closed", "--payload", "order.json"), 1, "there is no queue 'closed' with `tokens`"),
+        (("orders", "--payload", "none.json"), 1, "none.json: cannot be read: No such file"),
+        (("orders", "--payload", "twice.json"), 1, "--payload: found the key 'a' twice"),
+        (("orders", "--payload", "order.json", "--delay", "x"), 2, "--delay"),
+        (("orders", "--payload", "order.json", "--url", "nonsense"), 1, "--url: found a URL"),
+        (("orders",), 2, "--payload"),
+    ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(
+    module_project: Project, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    with_queues(project)
-    project.run("migrate")
-    body = json.dumps({"payload": {"order": 9482}, "idempotencyKey": "order:9482:charge"}).encode()
-    request = (body, {"authorization": f"Bearer {TOKEN}"})
-    statuses: Counter[int] = Counter()
-    for _ in range(2):
-        with ExitStack() as stack:
-            pair = [stack.enter_context(project.serve()) for _ in range(2)]
-            await asyncio.gather(*(serving.ready() for serving in pair))
-            answers = await asyncio.gather(
-                *(serving.post_all([request] * 25, path=jobs()) for serving in pair)
-            )
-            for serving in pair:
-                serving.running.kill()
-        for answer in (*answers[0], *answers[1]):
-            statuses[answer.status_code] += 1
-            assert answer.json()["id"] == "order:9482:charge"
-    assert statuses == {201: 1, 200: 99}
-    assert await ledger.value("select count(*) from gateway.processed_events") == 1
-    handlers = await ledger.rows("select handler from gateway.deliveries order by handler")
-    assert [row["handler"] for row in handlers] == ["handlers.jobs.charge", "handlers.jobs.pack"]
-    with project.process("worker"):
-        await until(lambda: _all_done(ledger))
-    done = await ledger.rows("select handler from public.effects order by handler")
-    assert [row["handler"] for row in done] == ["charge", "pack"]
+    module_project.write("order.json", "{}")
+    module_project.write("twice.json", '{"a": 1, "a": 1}')
+    ran = module_project.run("publish", *arguments)
+    assert ran.returncode == code, ran.stderr
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
-async def _all_done(ledger: Reader) -> bool:
-    return await ledger.statuses() == {"done": 2}
-
-
-async def test_what_cannot_be_made_durable_is_503_and_never_spooled(
-    project: Project, ledger: Reader
-) -> None:
-    with_queues(project)
-    project.run("migrate")
-    with project.serve() as serving:
-        await serving.ready()
-        await ledger.run("begin; lock table gateway.processed_events in access exclusive mode")
-        answer = await publish(serving, {"payload": 1, "idempotencyKey": "a"})
-        assert (answer.status_code, answer.json()) == (503, {"error": "UNAVAILABLE"})
-        assert int(answer.headers["retry-after"]) > 0
-        asked = await look(serving, "a")
-        assert (asked.status_code, asked.json()) == (503, {"error": "UNAVAILABLE"})
-        await ledger.run("rollback")
-        again = await publish(serving, {"payload": 1, "idempotencyKey": "a"})
-        assert (again.status_code, again.json()["id"]) in {(201, "a"), (200, "a")}
-    assert not list(project.directory.glob(".gateway/spool/*"))
-
-
-async def test_a_handler_that_holds_a_key_holds_up_no_webhook(
-    project: Project, ledger: Reader
-) -> None:
-    """It publishes, and goes on for long: whoever publishes the same key is told to come again."""
-    with_queues(project)
-    project.run("migrate")
-    with project.serve() as serving:
-        await serving.ready()
-        await ledger.run(
-            "begin; insert into gateway.processed_events"
-            " (route, event_id, provider, type, received_at, digest)"
-            " values ('orders', 'held', 'publish', 'orders', now(), '\\x00')"
-        )
-        held = asyncio.create_task(publish(serving, {"payload": 1, "idempotencyKey": "held"}))
-        others = [
-            asyncio.create_task(publish(serving, {"payload": 1, "idempotencyKey": f"free-{n}"}))
-            for n in range(20)
-        ]
-        webhook = await serving.post(*stripe_request("evt_beside"))
-        assert webhook.json()["status"] == "accepted"
-        assert not held.done()
-        assert (await held).status_code == 503
-        assert {(await other).status_code for other in others} == {201}
-        await ledger.run("rollback")
-        assert (await publish(serving, {"payload": 1, "idempotencyKey": "held"})).status_code == 201
+def test_the_command_without_a_token_is_exit_2(module_project: Project) -> None:
+    module_project.write("order.json", "{}")
+    ran = module_project.run("publish", "orders", "--payload", "order.json", ORDERS_TOKEN="")
+    assert ran.returncode == 2
+    assert "routes.orders.tokens[0]: found env:ORDERS_TOKEN, which is empty" in ran.stderr
