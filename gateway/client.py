@@ -102,8 +102,8 @@ class Client:
     `Retry-After`. That is safe because each call has one key from its first try on.
 
     `url` is where the gateway is, `token` one of the queue's tokens. A try may take `timeout`
-    seconds, all of them together `give_up_after`; then `Unavailable` is raised. A URL that cannot
-    be used is a ValueError.
+    seconds, and none begins later than `give_up_after` seconds after the first: then `Unavailable`
+    is raised. A URL that cannot be used is a ValueError.
     """
 
     def __init__(

@@ -158,7 +158,7 @@ class Settings(BaseSettings):
     )
     dev_secrets: Path | None = Field(
         default=None,
-        description="The file with made-up signing secrets; `gateway up` sets it for its children.",
+        description="The file with made-up secrets; `gateway up` sets it for its children.",
     )
     admin_token: Annotated[SecretStr, _bearer()] | None = Field(
         default=None,

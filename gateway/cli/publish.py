@@ -55,7 +55,8 @@ def publish(
         )
     )
     if as_json:
-        print_json({"id": published.id, "is_new": published.is_new})
+        status = "accepted" if published.is_new else "duplicate"
+        print_json({"id": published.id, "status": status})
     else:
         told = "new" if published.is_new else "published before"
         console().print(f"{printable(published.id)}: {told}", markup=False, soft_wrap=True)

@@ -213,7 +213,7 @@ async def test_the_command_publishes_with_the_queues_own_token(
         again = project.run(
             "publish", "orders", "--payload", "order.json", "--key", "a b", "--json", *at
         )
-        assert json.loads(again.stdout) == {"id": "a b", "is_new": False}
+        assert json.loads(again.stdout) == {"id": "a b", "status": "duplicate"}
         project.write("order.json", '{"order": 2}')
         refused = project.run("publish", "orders", "--payload", "order.json", "--key", "a b", *at)
         assert (refused.returncode, refused.stdout) == (1, "")

@@ -67,6 +67,29 @@ async def test_one_command_and_one_event_and_one_row(newcomer: Project) -> None:
         ]
 
 
+async def test_a_queue_is_open_at_once_with_a_token_that_was_made_up(newcomer: Project) -> None:
+    newcomer.write(
+        "config/routes.yaml",
+        """
+        schema: [handlers/schema.sql]
+        routes:
+          orders: {provider: publish, tokens: [env:ORDERS_TOKEN], handlers: [handlers.effects]}
+        """,
+    )
+    newcomer.write("order.json", "{}")
+    command = ("publish", "orders", "--payload", "order.json", "--key", "order:1")
+    with newcomer.process("up") as up:
+        await up.says("publish orders --payload -")
+        assert "/v1/queues/orders/jobs" in up.output
+        first, again = newcomer.run(*command), newcomer.run(*command)
+        assert (first.returncode, first.stdout) == (0, "order:1: new\n")
+        assert (again.returncode, again.stdout) == (0, "order:1: published before\n")
+        await until(lambda: '"done": 1' in newcomer.run("events", "--json").stdout)
+        [token] = json.loads((newcomer.directory / DATA / "secrets.json").read_text()).values()
+        assert token.startswith("gwq_")
+        assert token not in up.output
+
+
 async def test_a_killed_up_takes_its_children_along_and_the_next_one_starts(
     newcomer: Project,
 ) -> None:

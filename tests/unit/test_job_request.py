@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api.queues import Publish
 from gateway.errors import BadJob, BadPayload
-from gateway.providers.job_request import JobRequest, read_job, read_payload
+from gateway.providers.job_request import FIELDS, JobRequest, read_job, read_payload
 from gateway.providers.publish import DEEPEST, EXACT, job_digest
 
 
@@ -36,6 +37,10 @@ def test_all_that_can_be_said_is_read() -> None:
         timedelta(seconds=0.5),
     )
     assert orjson.loads(job.body) == {"order": 1}
+
+
+def test_the_document_has_the_fields_that_are_read() -> None:
+    assert tuple(Publish.model_fields) == FIELDS
 
 
 def test_a_payload_is_enough() -> None:
