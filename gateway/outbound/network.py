@@ -4,12 +4,16 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import ip_address
+from typing import Final
 
 import httpcore
 from httpcore import SOCKET_OPTION
 
 from gateway.errors import AddressRefused
 from gateway.outbound.addresses import Address, refusal, refusal_of_host
+
+ADDRESS_S: Final = 3.0
+"""After which the next address of a name is tried: not every IPv6 address leads somewhere."""
 
 Resolve = Callable[[str, int], Awaitable[list[Address]]]
 
@@ -64,13 +68,14 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None,
         socket_options: Iterable[SOCKET_OPTION] | None,
     ) -> httpcore.AsyncNetworkStream:
-        error = httpcore.ConnectError("its name has no address")
-        for address in addresses:
+        error: Exception = httpcore.ConnectError("its name has no address")
+        for number, address in enumerate(addresses, start=1):
+            patience_s = ADDRESS_S if number < len(addresses) else None
             try:
                 return await self._network.connect_tcp(
-                    str(address), port, None, local_address, socket_options
+                    str(address), port, patience_s, local_address, socket_options
                 )
-            except httpcore.ConnectError as failed:
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as failed:
                 error = failed
         raise error
 

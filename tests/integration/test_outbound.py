@@ -1,6 +1,7 @@
 """The client that pushes, against real sockets: where it connects to, and what it puts up with."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import ip_address
@@ -13,7 +14,8 @@ from gateway.errors import AddressRefused, PushFailed
 from gateway.outbound.addresses import Address
 from gateway.outbound.client import LARGEST_ANSWER_BYTES, Client
 from gateway.outbound.network import CheckedNetwork, Resolve
-from tests.support.receiver import Received, answer, receiving
+from tests.support.receiver import OK, Received, answer, receiving
+from tests.support.waiting import until
 
 LOOPBACK = ip_address("127.0.0.1")
 METADATA = ip_address("169.254.169.254")
@@ -138,6 +140,41 @@ async def test_a_second_address_is_tried_where_the_first_refuses() -> None:
     async with receiving() as receiver:
         resolve = resolving([ip_address("127.0.0.9"), LOOPBACK])
         assert await push(f"http://orders.example:{receiver.port}/", resolve=resolve) == 204
+
+
+async def test_a_second_address_is_tried_where_the_first_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its queue of connections is full, so that it neither accepts nor refuses."""
+    monkeypatch.setattr("gateway.outbound.network.ADDRESS_S", 0.05)
+    async with receiving() as receiver:
+        silent = socket.create_server(("127.0.0.9", receiver.port), backlog=0)
+        callers = [socket.socket() for _ in range(4)]
+        for caller in callers:
+            caller.setblocking(False)
+            caller.connect_ex(("127.0.0.9", receiver.port))
+        try:
+            resolve = resolving([ip_address("127.0.0.9"), LOOPBACK])
+            assert await push(f"http://orders.example:{receiver.port}/", resolve=resolve) == 204
+        finally:
+            for opened in (silent, *callers):
+                opened.close()
+
+
+async def test_pushes_that_are_given_up_leave_no_connection_behind() -> None:
+    async def hang(_: Received, writer: asyncio.StreamWriter) -> None:
+        await writer.wait_closed()
+
+    async with receiving(*[hang] * 6, OK) as receiver, client() as pushing:
+        tasks = [asyncio.create_task(pushing.post(receiver.url, {}, b"")) for _ in range(6)]
+        await until(lambda: len(receiver.requests) == 4)  # the other two wait for a connection
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        receiver.replies = [OK]
+        async with asyncio.timeout(20):
+            answers = [await pushing.post(receiver.url, {}, b"") for _ in range(8)]
+    assert {found.status for found in answers} == {204}
 
 
 async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def test_the_pages_that_people_were_promised_are_there() -> None:
         "README.md",
         "alerts.md",
         "api.md",
+        "forward.md",
         "routes.md",
         "settings.md",
         "commands.md",
