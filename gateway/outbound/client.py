@@ -16,8 +16,6 @@ LARGEST_ANSWER_BYTES: Final = 64 * 1024
 CONNECT_S: Final = 10.0
 IDLE_S: Final = 4.0
 """Below the five seconds after which Node closes what is idle: a request must not meet that."""
-MOST_IDLE: Final = 8
-"""Connections to one origin that are kept open with nothing to do."""
 TROUBLE: Final = (
     httpcore.NetworkError,
     httpcore.TimeoutException,
@@ -97,7 +95,7 @@ class Client:
             pool = self._pools[str(origin)] = httpcore.AsyncConnectionPool(
                 ssl_context=self._tls() if origin.scheme == b"https" else None,
                 max_connections=self._most_connections,
-                max_keepalive_connections=min(MOST_IDLE, self._most_connections),
+                max_keepalive_connections=self._most_connections,
                 keepalive_expiry=IDLE_S,
                 network_backend=self._network,
             )
