@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,12 +15,13 @@ from gateway.errors import Reject
 from gateway.ledger.alert_messages import MOST_ATTEMPTS, SENDING
 from gateway.ledger.alerts import LOCK, MOST_COUNTED, list_alerts
 from gateway.ledger.connection import PREPARED_ONCE, Pool, open_pool
+from gateway.operate.status.look import read_status
 from gateway.routes import AlertDestinations, Alerts
 from gateway.secrets import Secret
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.receiver import Received, Receiver, answer, receiving
 from tests.support.waiting import until
-from tests.support.workers import make_config, subscribe, working
+from tests.support.workers import make_config, make_settings, subscribe, working
 
 KEY = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 MINUTE = timedelta(minutes=1)
@@ -399,6 +401,24 @@ async def test_a_death_that_is_committed_late_is_still_told(
     await put(ledger, "dead", at=NOW - timedelta(seconds=1))
     assert await tell(teller, NOW + HOUR) == 1
     assert data(receiver.requests[1])["new"] == 1
+
+
+async def test_status_says_that_nobody_hears(
+    pool: Pool, ledger: Reader, database_url: str, tmp_path: Path
+) -> None:
+    settings = make_settings(database_url, data_dir=tmp_path, config=tmp_path / "none.yaml")
+    async with receiving(answer(410), answer(200)) as r:
+        teller = make_teller(pool, by_webhook(r))
+        await put(ledger, "dead", at=NOW - MINUTE, handler="a")
+        await put(ledger, "dead", at=NOW - MINUTE, handler="b")
+        await tell(teller, NOW)
+        status = await read_status(settings)
+        assert [row["handler"] for row in status["alerts"]] == ["a", "b"]
+        [unheard] = [a for a in status["attention"] if "get through" in a["text"]]
+        assert unheard["text"] == "alerts do not get through to webhook: status 410"
+        await tell(teller, NOW + MINUTE)
+        status = await read_status(settings)
+        assert not [a for a in status["attention"] if "get through" in a["text"]]
 
 
 async def test_a_worker_tells_by_itself_and_stops_cleanly(

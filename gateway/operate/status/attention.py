@@ -97,6 +97,21 @@ def _pauses(status: Status) -> Iterator[Attention]:
         )
 
 
+def _unheard(status: Status) -> Iterator[Attention]:
+    """Once per destination, however much it did not hear of."""
+    errors = {
+        told["destination"]: told["error"]
+        for alert in status["alerts"]
+        for told in alert["told"]
+        if told["status"] != "sent" and told["error"] is not None
+    }
+    for destination, error in errors.items():
+        yield _problem(
+            f"alerts do not get through to {destination}: {error}",
+            "try it: `gateway alerts --test`; what stands: `gateway alerts`",
+        )
+
+
 def _failing(status: Status) -> Iterator[Attention]:
     for handler in status["handlers"]:
         success = handler["success"]
@@ -181,6 +196,7 @@ LOOKS: Final[tuple[Callable[[Status], Iterator[Attention]], ...]] = (
     _backlog,
     _orphans,
     _pauses,
+    _unheard,
     _spool,
     _reconciles,
     _refusals,

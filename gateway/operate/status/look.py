@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.errors import ConfigInvalid, StorageUnavailable
+from gateway.ledger.alerts import list_alerts
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version
 from gateway.ledger.pauses import list_pauses
@@ -61,6 +62,7 @@ async def _read_ledger(
         "at": now,
         "postgres": await read_postgres(session),
         "routes": list_routes(routes, figures),
+        "alerts": await list_alerts(session),
         "pauses": [asdict(pause) for pause in pauses],
         "handlers": await read_handlers(session, workers, pauses, figures),
         "workers": workers,
@@ -77,6 +79,7 @@ async def _without_ledger(settings: Settings, routes: Iterable[str], error: str)
             "redis": redis,
             "spool": spool,
             "routes": list_routes(routes, Figures()),
+            "alerts": [],
             "pauses": [],
             "handlers": [],
             "workers": [],

@@ -5,6 +5,8 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from gateway.ledger.alerts import AlertRow
+
 
 class Attention(TypedDict):
     """Something that a person should look at, and what he can do."""
@@ -147,6 +149,8 @@ class Status(TypedDict):
     redis: RedisState
     spool: SpoolState
     routes: list[RouteState]
+    alerts: list[AlertRow]
+    """What stands, and who was told of it."""
     pauses: list[PauseState]
     handlers: list[HandlerState]
     workers: list[WorkerState]
