@@ -29,7 +29,6 @@ class Answer:
     """What a service said."""
 
     status: int
-    reason: str
     headers: Mapping[str, str]
     """Names in lower case."""
     body: bytes | None = field(repr=False)
@@ -110,7 +109,6 @@ class Client:
 async def _read(response: httpcore.Response) -> Answer:
     return Answer(
         status=response.status,
-        reason=response.extensions.get("reason_phrase", b"").decode("ascii", "replace"),
         headers={
             name.decode("ascii", "replace").lower(): value.decode("latin-1")
             for name, value in response.headers

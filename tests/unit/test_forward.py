@@ -304,7 +304,7 @@ CAP = timedelta(minutes=10)
 
 def decide(status: int, content: object = b"", **headers: str) -> None:
     body = content if isinstance(content, bytes | None) else json.dumps(content).encode()
-    answer = Answer(status=status, reason="", headers=headers, body=body)
+    answer = Answer(status=status, headers=headers, body=body)
     judge(answer, now=NOW, cap=CAP, hide=lambda text: text.replace(SECRET, "(hidden)"))
 
 
