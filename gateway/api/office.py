@@ -22,6 +22,8 @@ class Background:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self.turn = asyncio.Lock()
+        """However much goes on, it takes one connection at a time: the others are for who asks."""
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
         task = asyncio.create_task(work, name=name)

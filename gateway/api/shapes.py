@@ -72,6 +72,7 @@ class DeliveryAudit(TypedDict):
     actor: str
     action: str
     reason: str | None
+    order_id: int | None
 
 
 class DeliveryDetail(TypedDict):

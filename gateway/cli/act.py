@@ -7,7 +7,13 @@ import typer
 from gateway.api.desk import Desk
 from gateway.api.operation import Operation
 from gateway.api.operations.events import DISCARD, REPLAY, OrderParams
-from gateway.api.operations.orders import BEGIN_ORDER, DELIVER, BeginParams, DeliverParams
+from gateway.api.operations.orders import (
+    BEGIN_ORDER,
+    DELIVER,
+    BeginParams,
+    DeliverParams,
+    ResumeParams,
+)
 from gateway.cli.asking import (
     Account,
     ErrorText,
@@ -81,9 +87,9 @@ def replay(
         account=account,
     )  # fmt: skip
     order = given(rate=rate, reason=reason)
-    match _way(delivery_ids, dead, filters, resume):
+    match _way(delivery_ids, dead, filters, resume, dry_run=dry_run, rate=rate):
         case "resume":
-            go_on({"replay", "deliver"}, resume or 0, rate, url)
+            go_on({"replay", "deliver"}, ResumeParams(order_id=resume or 0, **order), url)
         case "ids":
             _order_each(REPLAY, delivery_ids or [], reason, url, done="replayed")
         case "dead":
@@ -124,27 +130,35 @@ def discard(
         route=route, type=type, handler=handler, error=error, since=since, until=until,
         account=account,
     )  # fmt: skip
-    match _way(delivery_ids, dead, filters, resume):
+    order = given(rate=rate, reason=reason)
+    match _way(delivery_ids, dead, filters, resume, dry_run=dry_run, rate=rate):
         case "resume":
-            go_on({"discard"}, resume or 0, rate, url)
+            go_on({"discard"}, ResumeParams(order_id=resume or 0, **order), url)
         case "ids":
             _order_each(DISCARD, delivery_ids or [], reason, url, done="discarded")
         case "dead":
-            order = given(rate=rate, reason=reason)
             params = BeginParams(action="discard", **filters, **order)
             order_all(BEGIN_ORDER, params, "discard", dry_run=dry_run, yes=yes, url=url)
         case _:
             raise typer.BadParameter("give delivery ids, or --dead with filters")
 
 
-def _way(ids: list[int] | None, dead: bool, filters: dict[str, Any], resume: int | None) -> str:
+def _way(
+    ids: list[int] | None,
+    dead: bool,
+    filters: dict[str, Any],
+    resume: int | None,
+    *,
+    dry_run: bool,
+    rate: int | None,
+) -> str:
     """Which of the ways to order was meant: one of them."""
-    if resume is not None and (ids or dead or filters):
-        raise typer.BadParameter(
-            "--resume goes on with an order as it was given: no ids or filters"
-        )
+    if resume is not None and (ids or dead or filters or dry_run):
+        raise typer.BadParameter("--resume goes on with an order as it was given: nothing else")
     if ids and (dead or filters):
         raise typer.BadParameter("give delivery ids, or filters, and not both")
+    if ids and (dry_run or rate is not None):
+        raise typer.BadParameter("--dry-run and --rate are for all that match, not for single ids")
     if resume is not None:
         return "resume"
     if ids:

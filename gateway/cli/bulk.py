@@ -18,10 +18,11 @@ from gateway.api.operations.orders import (
     OrderIdParams,
     OrderingParams,
     ResumeParams,
+    StopParams,
     carry_out,
 )
 from gateway.api.shapes import Group, Ordered, OrderRow
-from gateway.cli.asking import ask, at_desk, given
+from gateway.cli.asking import ask, at_desk
 from gateway.cli.output import complain, console, print_rows
 from gateway.cli.progress import progress
 from gateway.errors import CommandFailed, GatewayError
@@ -80,15 +81,16 @@ def order_all(
     _report(at_desk(url, begin), url)
 
 
-def go_on(actions: set[str], order_id: int, rate: int | None, url: str | None) -> None:
+def go_on(actions: set[str], params: ResumeParams, url: str | None) -> None:
     """Resumes an order of one of these kinds."""
+
+    order_id = params.order_id
 
     async def resume(desk: Desk) -> tuple[OrderRow, bool]:
         found = await desk.ask(SHOW_ORDER, OrderIdParams(order_id=order_id))
         if found["action"] not in actions:
             command = f"gateway {WORDS[found['action']].command} --resume {order_id}"
             raise CommandFailed(f"order {order_id} is one to {found['action']}: use `{command}`")
-        params = ResumeParams(order_id=order_id, **given(rate=rate))
         return await _follow(desk, await desk.ask(RESUME_ORDER, params), url)
 
     _report(at_desk(url, resume), url)
@@ -129,7 +131,7 @@ async def _follow(desk: Desk, order: OrderRow, url: str | None) -> tuple[OrderRo
                 async for order in stages:
                     show(_done(order))
                     if interrupted.is_set() and order["status"] == "running":
-                        params = OrderIdParams(order_id=order["order_id"])
+                        params = StopParams(order_id=order["order_id"])
                         return await desk.ask(STOP_ORDER, params), True
     except (GatewayError, *TROUBLE):
         complain(f"{_standing(order)}; go on with `{_resume_command(order, url)}`")

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.api.operations.orders import ORDERS, STOP_ORDER, OrderIdParams
+from gateway.api.operations.orders import ORDERS, STOP_ORDER, StopParams
 from gateway.api.paging import PageParams
 from gateway.api.shapes import OrderRow
-from gateway.cli.asking import AsJson, Limit, Url, ask, ask_pages, limit_of
+from gateway.cli.asking import AsJson, Limit, Reason, Url, ask, ask_pages, given, limit_of
 from gateway.cli.output import console, print_json, print_rows, printable
 
 
@@ -23,6 +23,7 @@ def orders(
             "--stop", metavar="ORDER", min=1, max=2**63 - 1, help="Stop this one, wherever it runs."
         ),
     ] = None,
+    reason: Reason = None,
     limit: Limit = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -34,7 +35,7 @@ def orders(
     Examples: [bold]gateway orders[/bold], [bold]gateway orders --stop 7[/bold]
     """
     if stop is not None:
-        order = ask(url, STOP_ORDER, OrderIdParams(order_id=stop))
+        order = ask(url, STOP_ORDER, StopParams(order_id=stop, **given(reason=reason)))
         console().print(f"order {stop} is {order['status']}, at {_progress(order)}", markup=False)
         return
     rows = ask_pages(url, ORDERS, PageParams(), limit_of(limit, as_json))

@@ -147,7 +147,9 @@ def _print_delivery(delivery: dict[str, Any]) -> None:
     for entry in delivery["audit"]:
         why = f": {printable(entry['reason'])}" if entry["reason"] else ""
         who = printable(entry["actor"])
-        out.print(f"    {entry['action']} by {who}, {cell(entry['at'])}{why}", markup=False)
+        order = f" in order {entry['order_id']}" if entry["order_id"] else ""
+        at = cell(entry["at"])
+        out.print(f"    {entry['action']} by {who}{order}, {at}{why}", markup=False)
     if delivery["status"] == "pending" and delivery["due_at"] is None:
         out.print(f"    {_turn_line(delivery)}", markup=False)
     elif delivery["status"] == "pending":

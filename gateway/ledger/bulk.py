@@ -118,15 +118,17 @@ async def list_orders(ledger: Executor, after: int | None, limit: int) -> list[O
     return [order_of(row) for row in rows]
 
 
-async def stop_order(ledger: Executor, order_id: int, *, actor: str) -> Order:
+async def stop_order(ledger: Executor, order_id: int, *, actor: str, reason: str | None) -> Order:
     """No step is begun any more. One that is stopped or done stays so."""
-    row = await ledger.fetchrow(QUERIES["stop_order"], order_id, actor)
+    row = await ledger.fetchrow(QUERIES["stop_order"], order_id, actor, reason)
     return await find_order(ledger, order_id) if row is None else order_of(row)
 
 
-async def resume_order(ledger: Executor, order_id: int, *, actor: str, rate: int | None) -> Order:
+async def resume_order(
+    ledger: Executor, order_id: int, *, actor: str, reason: str | None, rate: int | None
+) -> Order:
     """Lets it go on, by the caller and nobody else. Raises TransitionRefused where it is done."""
-    row = await ledger.fetchrow(QUERIES["resume_order"], order_id, actor, rate)
+    row = await ledger.fetchrow(QUERIES["resume_order"], order_id, actor, reason, rate)
     if row is not None:
         return order_of(row)
     order = await find_order(ledger, order_id)

@@ -24,7 +24,7 @@ MOST_GROUPS: Final = 100
 TRIES: Final = 20
 """Of a step that got in the way of others."""
 
-AWAY_S: Final = 5.0
+AWAY_S: Final = 1.0
 
 log = structlog.get_logger("gateway.orders")
 

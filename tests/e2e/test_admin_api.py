@@ -146,6 +146,8 @@ def test_pages_neither_repeat_nor_leave_out(admin: Serving, module_project: Proj
         ("show", "evt_3", "--json"),
         ("show", "evt_3", "--body"),
         ("audit", "--json"),
+        ("dead", "--group", "--json"),
+        ("orders", "--json"),
     ],
     ids=" ".join,
 )

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from tests.e2e.test_failpoints import ORDERING
-from tests.support.bulk import add_dead, add_events
+from tests.support.bulk import add_dead, add_events, blocked, clerk
 from tests.support.forked import Death
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Running
@@ -229,6 +229,39 @@ async def test_from_afar_an_order_is_watched_stopped_and_resumed(
     assert await ledger.value(audit) == 2_000
 
 
+async def test_a_lost_connection_ends_a_command_with_how_to_go_on_and_a_serve_goes_on(
+    project: Project, ledger: Reader
+) -> None:
+    await add_events(ledger, 1_000)
+    await add_dead(ledger, 1_000)
+    cut = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1"
+    with project.process("replay", "--dead", "--yes", "--rate", "100") as command:
+        await until(lambda: moved(ledger, 1))
+        await ledger.run(cut, "gateway command")
+        await ended(command, 1)
+        assert "go on with `gateway replay --resume 1`" in command.output
+        assert "Traceback" not in command.output
+    token = {"GATEWAY_ADMIN_TOKEN": TOKEN}
+    with project.serve(**token) as serving:
+        await serving.ready()
+        at = ("--rate", "500", "--url", serving.url)
+        with project.process("replay", "--resume", "1", *at, **token) as command:
+            await until(lambda: moved(ledger, 300))
+            url = project.environ["GATEWAY_DATABASE_URL"]
+            async with clerk(url) as holder, holder.connection.transaction():
+                hold = "select from gateway.bulk_orders where id = 1 for update"
+                await holder.connection.execute(hold)
+                await until(lambda: blocked(ledger))
+                await ledger.run(cut, "gateway api")
+            await serving.running.says("order_waits")
+            await until(lambda: done(ledger))
+    assert await replays(ledger) == [(1_000, 1)]
+
+
+async def done(ledger: Reader) -> bool:
+    return bool((await order_of(ledger))["status"] == "done")
+
+
 async def test_a_new_handler_gets_what_came_before_it(project: Project, ledger: Reader) -> None:
     await add_events(ledger, 600)
     await add_events(ledger, 50, prefix="other_", type="z.z")
@@ -259,6 +292,9 @@ async def test_a_new_handler_gets_what_came_before_it(project: Project, ledger: 
         (("replay", "--handler", "x"), "--handler and --since"),
         (("replay", "--handler", "x", "--since", "1d", "--error", "y"), "--error belongs to"),
         (("replay", "7", "--dead"), "and not both"),
+        (("replay", "7", "--dry-run"), "for all that match"),
+        (("discard", "7", "--rate", "5"), "for all that match"),
+        (("discard", "--resume", "7", "--dry-run"), "--resume goes on"),
         (("replay", "--resume", "7", "--dead"), "--resume goes on"),
         (("replay", "--dead", "--rate", "0"), "--rate"),
     ],

@@ -1,13 +1,14 @@
 """Orders for everything that matches: each once, nothing else, whoever comes in between."""
 
 import asyncio
+import random
 from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gateway import Context, Event
+from gateway import Context, Event, Reject
 from gateway.errors import CommandFailed, NotFound, TransitionRefused
 from gateway.ledger.bulk import Action, OrderStatus, find_order, resume_order, stop_order
 from gateway.ledger.deliveries import discard, lease_due, replay
@@ -16,7 +17,7 @@ from gateway.ledger.steps import BATCH
 from gateway.model import OnDead
 from gateway.operate.bulk import count_dead
 from gateway.registry.key_path import KeyPath
-from tests.support.bulk import add_dead, add_events, clerk
+from tests.support.bulk import Clerk, add_dead, add_events, blocked, clerk
 from tests.support.ledger import Reader
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, working
@@ -33,16 +34,6 @@ async def replays(ledger: Reader) -> dict[int, int]:
         " where action = 'replay' group by delivery_id"
     )
     return {row["delivery_id"]: row["n"] for row in rows}
-
-
-async def blocked(ledger: Reader) -> bool:
-    """Whether someone waits for another's transaction."""
-    return bool(
-        await ledger.value(
-            "select count(*) from pg_stat_activity"
-            " where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"
-        )
-    )
 
 
 async def test_what_matches_is_replayed_once_and_the_rest_is_left_alone(
@@ -187,6 +178,45 @@ async def test_orders_for_the_same_at_once_replay_each_once(
     assert (len(counts), set(counts.values())) == (3000, {1})
 
 
+async def test_orders_that_race_workers_and_each_other_leave_one_effect_each(
+    database_url: str, ledger: Reader
+) -> None:
+    """Deliveries die and are replayed all the time, by whoever comes first."""
+    await add_events(ledger, 200)
+    await add_dead(ledger, 200)
+    chance = random.Random(6)  # noqa: S311 (what fails)
+
+    async def fragile(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        if chance.random() < 0.6:
+            raise Reject("not yet")
+
+    async def keep_replaying(someone: Clerk) -> int:
+        orders = 0
+        while not await all_done(ledger, 200):
+            order = await someone.do(error="*")
+            assert order.status is OrderStatus.DONE
+            orders += 1
+        return orders
+
+    handler = subscribe(fragile)
+    async with (
+        clerk(database_url) as ann,
+        clerk(database_url) as bob,
+        working(database_url, handler),
+        working(database_url, handler),
+    ):
+        assert min(await asyncio.gather(keep_replaying(ann), keep_replaying(bob))) > 1
+    effects = await ledger.row(
+        "select count(*) as n, count(distinct event_id) as events from public.effects"
+    )
+    assert tuple(effects.values()) == (200, 200)
+    again = "select count(*) - count(distinct (order_id, delivery_id)) from gateway.audit"
+    assert await ledger.value(f"{again} where delivery_id is not null") == 0
+    runs = await ledger.value("select sum(runs) - 600 from gateway.deliveries")
+    assert runs == await ledger.value("select count(*) from gateway.audit where action = 'replay'")
+
+
 async def test_an_order_that_was_resumed_elsewhere_goes_on_there_only(
     database_url: str, ledger: Reader
 ) -> None:
@@ -196,14 +226,14 @@ async def test_an_order_that_was_resumed_elsewhere_goes_on_there_only(
         first = await ann.begin(rate=100)
         steps = ann.steps(first)
         assert (await anext(steps)).moved == 25
-        second = await resume_order(bob.connection, first.id, actor="bob", rate=10_000)
+        second = await resume_order(bob.connection, first.id, actor="bob", reason=None, rate=10_000)
         assert (second.moved, second.rate, second.resumed) == (25, 10_000, 1)
         with pytest.raises(CommandFailed, match="resumed elsewhere"):
             await anext(steps)
         assert (await find_order(ann.connection, first.id)).moved == 25
         third, fourth = await asyncio.gather(
-            resume_order(ann.connection, first.id, actor="ann", rate=None),
-            resume_order(bob.connection, first.id, actor="bob", rate=None),
+            resume_order(ann.connection, first.id, actor="ann", reason=None, rate=None),
+            resume_order(bob.connection, first.id, actor="bob", reason=None, rate=None),
         )
         ends = await asyncio.gather(
             ann.carry_out(third), bob.carry_out(fourth), return_exceptions=True
@@ -221,14 +251,16 @@ async def test_a_stopped_order_goes_on_where_it_was_and_a_done_one_never(
     async with clerk(database_url) as ann:
         order = await ann.begin(rate=40)
         await anext(ann.steps(order))
-        stopped = await stop_order(ann.connection, order.id, actor="bob")
+        stopped = await stop_order(ann.connection, order.id, actor="bob", reason=None)
         assert (stopped.status, stopped.moved) == (OrderStatus.STOPPED, 10)
         assert (await ann.carry_out(order)).moved == 10
-        order = await resume_order(ann.connection, order.id, actor="cat", rate=100_000)
+        order = await resume_order(ann.connection, order.id, actor="cat", reason=None, rate=100_000)
         assert (await ann.carry_out(order)).moved == 50
         with pytest.raises(TransitionRefused, match="nothing to go on with"):
-            await resume_order(ann.connection, order.id, actor="cat", rate=None)
-        assert (await stop_order(ann.connection, order.id, actor="bob")).status == "done"
+            await resume_order(ann.connection, order.id, actor="cat", reason=None, rate=None)
+        assert (
+            await stop_order(ann.connection, order.id, actor="bob", reason=None)
+        ).status == "done"
     rows = await ledger.rows(
         "select actor, action from gateway.audit where delivery_id is null order by id"
     )
@@ -409,7 +441,7 @@ async def test_an_order_that_nobody_is_at_is_idle(database_url: str, ledger: Rea
         assert not (await find_order(ann.connection, order.id)).is_idle
         await ledger.run("update gateway.bulk_orders set stepped_at = now() - interval '31 s'")
         assert (await find_order(ann.connection, order.id)).is_idle
-        order = await resume_order(ann.connection, order.id, actor="ann", rate=None)
+        order = await resume_order(ann.connection, order.id, actor="ann", reason=None, rate=None)
         assert not order.is_idle
         await ann.carry_out(order)
         await ledger.run("update gateway.bulk_orders set stepped_at = now() - interval '31 s'")

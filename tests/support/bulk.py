@@ -52,6 +52,16 @@ async def add_dead(
     await ledger.run(DEAD, "stripe", prefix, handler, error, ordered, n)
 
 
+async def blocked(ledger: Reader) -> bool:
+    """Whether someone waits for another's transaction."""
+    return bool(
+        await ledger.value(
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"
+        )
+    )
+
+
 class Clerk:
     """Orders as an operator would, on a connection of its own, and carries the orders out."""
 

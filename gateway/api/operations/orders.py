@@ -1,7 +1,7 @@
 """Orders for everything that matches: counted, begun, watched, stopped and gone on with."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -25,12 +25,14 @@ from gateway.ledger.bulk import (
     stop_order,
 )
 from gateway.ledger.filter import Filter
+from gateway.ledger.steps import Session
 from gateway.notation.moments import Moment
 from gateway.operate.bulk import Carrier, count_matching
 from gateway.registry import Registry
 
 OrderId = Annotated[int, Field(ge=1, le=2**63 - 1, description="The id of an order.")]
 Rate = Annotated[int | None, Field(strict=True, ge=1, le=100_000, description="So many a second.")]
+Why = Annotated[Text | None, Field(description="Why, for the audit log.")]
 PLACE = Cursor("order_id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 
@@ -38,7 +40,7 @@ class OrderingParams(Params):
     """How to go about everything that matches."""
 
     rate: Rate = None
-    reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
+    reason: Why = None
     dry_run: Annotated[bool, Field(strict=True, description="Only count what matches.")] = False
     as_of: Annotated[
         Moment | None,
@@ -65,8 +67,14 @@ class OrderIdParams(Params):
     order_id: OrderId
 
 
-class ResumeParams(OrderIdParams):
-    """Which order, and how fast from now on."""
+class StopParams(OrderIdParams):
+    """Which order, and why."""
+
+    reason: Why = None
+
+
+class ResumeParams(StopParams):
+    """Which order, why, and how fast from now on."""
 
     rate: Rate = None
 
@@ -108,15 +116,20 @@ async def _show(office: Office, params: OrderIdParams) -> OrderRow:
     return row_of(await find_order(office.ledger, params.order_id))
 
 
-async def _stop(office: Office, params: OrderIdParams) -> OrderRow:
-    return row_of(await stop_order(office.ledger, params.order_id, actor=office.actor))
+async def _stop(office: Office, params: StopParams) -> OrderRow:
+    stopped = await stop_order(
+        office.ledger, params.order_id, actor=office.actor, reason=params.reason
+    )
+    return row_of(stopped)
 
 
 async def _resume(office: Office, params: ResumeParams) -> OrderRow:
     found = await find_order(office.ledger, params.order_id)
     if found.action is Action.DELIVER:
         _ = office.project  # so that a broken one is told now
-    order = await resume_order(office.ledger, params.order_id, actor=office.actor, rate=params.rate)
+    order = await resume_order(
+        office.ledger, params.order_id, actor=office.actor, reason=params.reason, rate=params.rate
+    )
     _go_on(office, order)
     return row_of(order)
 
@@ -137,7 +150,13 @@ async def carry_out(office: Office, order: OrderRow) -> AsyncGenerator[OrderRow,
 
 
 def _carrier(office: Office) -> Carrier:
-    return Carrier(session=office.session, wake=office.wake, registry=_registry(office))
+    @asynccontextmanager
+    async def session() -> AsyncIterator[Session]:
+        turn = nullcontext() if office.background is None else office.background.turn
+        async with turn, office.session() as connection:
+            yield connection
+
+    return Carrier(session=session, wake=office.wake, registry=_registry(office))
 
 
 def _registry(office: Office) -> Callable[[], Registry]:
@@ -207,7 +226,7 @@ STOP_ORDER = Operation(
     method="POST",
     path="/orders/{order_id}/stop",
     summary="Stop an order after its current step; what it did stays done.",
-    params=OrderIdParams,
+    params=StopParams,
     result=OrderRow,
     run=_stop,
 )

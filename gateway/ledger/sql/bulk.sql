@@ -36,8 +36,8 @@ with stopped as (
     where id = $1 and status = 'running'
     returning *
 ), noted as (
-    insert into gateway.audit (actor, action, order_id, route, handler)
-    select $2, 'stop order', id, filter ->> 'route', filter ->> 'handler' from stopped
+    insert into gateway.audit (actor, action, order_id, route, handler, reason)
+    select $2, 'stop order', id, filter ->> 'route', filter ->> 'handler', $3 from stopped
 )
 select *, false as is_idle from stopped;
 
@@ -46,12 +46,12 @@ select *, false as is_idle from stopped;
 -- makes no more steps.
 with resumed as (
     update gateway.bulk_orders
-    set status = 'running', resumed = resumed + 1, stepped_at = now(), rate = coalesce($3, rate)
+    set status = 'running', resumed = resumed + 1, stepped_at = now(), rate = coalesce($4, rate)
     where id = $1 and status in ('running', 'stopped')
     returning *
 ), noted as (
-    insert into gateway.audit (actor, action, order_id, route, handler)
-    select $2, 'resume order', id, filter ->> 'route', filter ->> 'handler' from resumed
+    insert into gateway.audit (actor, action, order_id, route, handler, reason)
+    select $2, 'resume order', id, filter ->> 'route', filter ->> 'handler', $3 from resumed
 )
 select *, false as is_idle from resumed;
 

@@ -87,7 +87,7 @@ order by delivery_id, begun_at, name;
 
 -- name: list_audit
 -- What was done to some deliveries by people and by retention.
-select delivery_id, at, actor, action, reason
+select delivery_id, at, actor, action, reason, order_id
 from gateway.audit
 where delivery_id = any ($1::bigint[])
 order by id;
