@@ -40,6 +40,9 @@ Step = Literal[
     "alert.decided",
     "alert.taken",
     "alert.sent",
+    "erase.held",
+    "erase.taken",
+    "erase.committed",
 ]
 STEPS: Final[tuple[Step, ...]] = get_args(Step)
 

@@ -21,6 +21,7 @@ PREFIX: Final = "GATEWAY_"
 MIB: Final = 1024**2
 SECOND: Final = timedelta(seconds=1)
 HOUR: Final = timedelta(hours=1)
+DAY: Final = timedelta(days=1)
 
 
 def _schemes(*schemes: str) -> AfterValidator:
@@ -151,6 +152,10 @@ class Settings(BaseSettings):
         ge=1,
         le=1_000_000,
         description="How many arq jobs wait in Redis before the backlog stays in Postgres.",
+    )
+    audit_retention: Annotated[Duration, lasting(30 * DAY, 36_500 * DAY)] = Field(
+        default=400 * DAY,
+        description="How long the audit log and bulk orders are kept.",
     )
     engines: Literal["auto", "system", "wheels"] = Field(
         default="auto",

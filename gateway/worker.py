@@ -182,7 +182,7 @@ class Worker:
         )
         sweeper = Sweeper(
             bench.ledger,
-            pruner=Pruner({route.name: route.retention for route in self._project.config.routes}),
+            pruner=Pruner(self._project.config.retention, audit=settings.audit_retention),
             handlers=[s.key for s in self._subscriptions],
             turns=StuckTurns(),
             tallies=self._tallies,

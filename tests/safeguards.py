@@ -356,6 +356,43 @@ SAFEGUARDS: Final = (
         '"lock_timeout": "0"',
         "tests/e2e/test_publish.py::test_a_handler_that_holds_a_key_holds_up_no_webhook",
     ),
+    Safeguard(
+        "a pause waits for leases that are under way",
+        "gateway/ledger/pauses.py",
+        "    await _leases_end(ledger)\n",
+        "",
+        "tests/integration/test_pauses.py::"
+        "test_a_pause_returns_when_leases_under_way_have_ended[lease_due]",
+    ),
+    Safeguard(
+        "what was leased ahead is begun soon, or handed back",
+        "gateway/run/runner.py",
+        "        self._hand_back_late()\n        while",
+        "        while",
+        "tests/integration/test_pauses.py::"
+        "test_what_was_leased_ahead_and_found_no_slot_is_handed_back",
+    ),
+    Safeguard(
+        "an erasure leaves what runs",
+        "gateway/ledger/sql/erasure.sql",
+        "    select * from subject where is_left and not is_running and not is_locked\n",
+        "    select * from subject where is_left and not is_locked\n",
+        "tests/integration/test_erase.py::test_what_runs_is_left_whole_and_named",
+    ),
+    Safeguard(
+        "an erasure holds its deliveries against a lease",
+        "gateway/ledger/sql/erasure.sql",
+        "    select * from subject where is_left and not is_running and not is_locked\n",
+        "    select * from subject where is_left and not is_running\n",
+        "tests/integration/test_erase.py::test_what_stays_in_anothers_hands_is_named_and_left",
+    ),
+    Safeguard(
+        "what was done once per key stays done when its event is erased",
+        "gateway/ledger/sql/effects.sql",
+        "key = gateway.erased($3) and finished_at is not null",
+        "false",
+        "tests/integration/test_erase.py::test_what_was_done_once_per_key_stays_done",
+    ),
 )
 
 

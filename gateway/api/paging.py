@@ -46,6 +46,10 @@ class Cursor(Generic[T]):
         """The values; all None at the beginning of the listing. Raises NotFound."""
         if after is None:
             return (None,) * len(self._columns)
+        return self.place(after)
+
+    def place(self, after: str) -> T:
+        """The values of a place that was written once. Raises NotFound."""
         try:
             return self._values.validate_json(urlsafe_b64decode(after.encode()))
         except ValueError:
@@ -57,4 +61,8 @@ class Cursor(Generic[T]):
         if len(rows) <= limit:
             return {"items": items, "next": None}
         last = [items[-1][column] for column in self._columns]
-        return {"items": items, "next": urlsafe_b64encode(orjson.dumps(last)).decode()}
+        return {"items": items, "next": self.write(last)}
+
+    def write(self, values: Sequence[Any]) -> str:
+        """The text of a place."""
+        return urlsafe_b64encode(orjson.dumps(values)).decode()

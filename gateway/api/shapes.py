@@ -97,6 +97,14 @@ class DeliveryDetail(TypedDict):
     audit: list[DeliveryAudit]
 
 
+class Erasure(TypedDict):
+    """Who had an event erased, when and why."""
+
+    at: datetime
+    actor: str
+    reason: str | None
+
+
 class EventDetail(TypedDict):
     """An event with its deliveries."""
 
@@ -115,6 +123,7 @@ class EventDetail(TypedDict):
     replay_of: str | None
     spooled: bool
     reconciled: bool
+    erased: Erasure | None
     deliveries: list[DeliveryDetail]
 
 
@@ -210,3 +219,33 @@ class Ordered(Groups):
     """What matches, and the order for it; none where it was only counted, or nothing matches."""
 
     order: OrderRow | None
+
+
+class PrunedAnswer(TypedDict):
+    """What a piece of a prune forgot, or would forget, and where the next one goes on."""
+
+    keys: int
+    payloads: int
+    dead: int
+    audit: int
+    looked_at: int
+    left_alone: list[str]
+    next: str | None
+
+
+class EventKey(TypedDict):
+    """Which event."""
+
+    route: str
+    event_id: str
+
+
+class ErasedAnswer(TypedDict):
+    """What a piece of an erasure took, or would take, and where the next one goes on."""
+
+    events: int
+    pending: int
+    dead: int
+    running: list[EventKey]
+    spooled: int
+    next: str | None

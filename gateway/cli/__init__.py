@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from gateway.cli import (
     act,
     alerts,
+    forget,
     look,
     orders,
     pause,
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, rehearse, send, publish, status, look, show, act, alerts, orders,
-    pause,
+    pause, forget,
 ):  # fmt: skip
     group.register(app)
 

@@ -80,7 +80,7 @@ def _only(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _print_body(event: dict[str, Any]) -> None:
     if event["body"] is None:
-        raise CommandFailed("the payload was pruned by retention")
+        raise CommandFailed("the payload was pruned or erased")
     sys.stdout.buffer.write(event["body"])
 
 
@@ -117,6 +117,8 @@ def _plain(value: Any) -> str:
 
 
 def _payload_line(event: dict[str, Any]) -> str:
+    if event["erased"] is not None:
+        return _erased_line(event["erased"])
     if event["body"] is None:
         return "pruned by retention"
     size = len(event["body"])
@@ -126,6 +128,11 @@ def _payload_line(event: dict[str, Any]) -> str:
         return f"{size} bytes"
     keys = ", ".join(map(str, document)) if isinstance(document, dict) else ""
     return f"{size} bytes of JSON: {printable(keys)[:160]} (print it with --body)"
+
+
+def _erased_line(erased: dict[str, Any]) -> str:
+    why = f": {printable(erased['reason'])}" if erased["reason"] else ""
+    return f"erased by {printable(erased['actor'])}, {cell(erased['at'])}{why}"
 
 
 def _print_delivery(delivery: dict[str, Any]) -> None:

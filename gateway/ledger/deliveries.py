@@ -187,7 +187,7 @@ async def replay(
         raise NotFound(f"there is no delivery {delivery_id}")
     if not row["payload_kept"]:
         raise TransitionRefused(
-            f"delivery {delivery_id} cannot run again: its payload was pruned by retention"
+            f"delivery {delivery_id} cannot run again: its payload was pruned or erased"
         )
     raise TransitionRefused(
         f"delivery {delivery_id} is {row['status']} right now: wait until its run has ended"

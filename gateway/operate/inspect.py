@@ -1,5 +1,6 @@
 """Reads events, deliveries and attempts from the ledger."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -7,6 +8,7 @@ import asyncpg
 import orjson
 
 from gateway.ledger.connection import Executor
+from gateway.ledger.erasure import find_erasure
 from gateway.ledger.filter import Filter
 from gateway.ledger.queries import QUERIES
 
@@ -21,7 +23,8 @@ async def list_events(connection: Executor, filter: Filter, mark: Mark, limit: i
     """Events, newest first, from behind a mark."""
     rows = await connection.fetch(QUERIES["list_events"], *filter.of_events, limit, *mark)
     return [
-        dict(row) | {"deliveries": orjson.loads(row["deliveries"]), "note": _note(row)}
+        {name: value for name, value in row.items() if name != "is_erased"}
+        | {"deliveries": orjson.loads(row["deliveries"]), "note": _note(row)}
         for row in rows
     ]
 
@@ -30,7 +33,7 @@ def _note(row: asyncpg.Record) -> str | None:
     if row["replay_of"] is not None:
         return f"same bytes as {row['replay_of']}"
     if not row["payload_kept"]:
-        return "payload pruned"
+        return "erased" if row["is_erased"] else "payload pruned"
     if row["reconciled"]:
         return "fetched by reconcile"
     return "came through the spool" if row["spooled"] else None
@@ -72,9 +75,11 @@ async def _with_deliveries(connection: Executor, event: asyncpg.Record) -> Row:
     attempts = await connection.fetch(QUERIES["list_attempts"], ids)
     effects = await connection.fetch(QUERIES["list_effects"], ids)
     audit = await connection.fetch(QUERIES["list_audit"], ids)
+    erased = await find_erasure(connection, event["route"], event["event_id"])
     headers = None if event["headers"] is None else orjson.loads(event["headers"])
     return dict(event) | {
         "headers": headers,
+        "erased": None if erased is None else asdict(erased),
         "deliveries": [
             dict(d)
             | {

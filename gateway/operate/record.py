@@ -58,7 +58,7 @@ def save(recorded: Recorded, file: Path, *, force: bool) -> None:
 
 def _document(event: Mapping[str, Any]) -> Any:
     if event["body"] is None:
-        raise CommandFailed("the payload was pruned by retention")
+        raise CommandFailed("the payload was pruned or erased")
     try:
         return orjson.loads(payload_bytes(event["headers"] or {}, event["body"]))
     except ValueError:

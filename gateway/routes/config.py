@@ -97,6 +97,11 @@ class Config:
         """The queues that take jobs over HTTP: those with a token."""
         return tuple(r for r in self.routes if r.provider.is_queue and r.secrets)
 
+    @property
+    def retention(self) -> dict[str, Retention]:
+        """How long each route keeps what."""
+        return {route.name: route.retention for route in self.routes}
+
     def problem(self, *location: str | int, found: str, expected: str) -> Problem:
         """A problem with the value of a key, for what can be checked only later."""
         lines = Lines(file=str(self.file), numbers=self.lines)

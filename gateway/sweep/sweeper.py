@@ -160,5 +160,11 @@ class Sweeper:
 
 
 def _tell(pruned: Pruned) -> None:
-    if pruned.keys or pruned.payloads or pruned.dead:
-        log.info("pruned", keys=pruned.keys, payloads=pruned.payloads, dead=pruned.dead)
+    counts = {
+        "keys": pruned.keys,
+        "payloads": pruned.payloads,
+        "dead": pruned.dead,
+        "audit": pruned.audit,
+    }
+    if any(counts.values()):
+        log.info("pruned", **counts)

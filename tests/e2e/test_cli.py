@@ -34,7 +34,7 @@ def test_every_command_has_help(command: str) -> None:
 def test_the_commands_are_those_of_the_design() -> None:
     expected = (
         "up serve worker migrate check schema routes send status events show dead replay discard"
-        " init new rehearse audit pause resume publish"
+        " init new rehearse audit pause resume prune erase publish"
         " orders alerts"
     )
     assert sorted(expected.split()) == COMMANDS

@@ -53,6 +53,8 @@ DRAINING: Final = ["spool.adopted", "spool.claimed", "spool.removed"]
 REPLAYING: Final = ["replay.marked"]
 ORDERING: Final = ["order.marked", "order.stepped"]
 """These are tried in test_bulk.py."""
+ERASING: Final = ["erase.held", "erase.taken", "erase.committed"]
+"""These are tried in test_forget.py."""
 TURNING: Final = ["turn.giving"]
 CALLING: Final = ["effect.begun", "effect.called", "effect.kept"]
 """These and the one before are tried in test_failpoints_of_the_kit.py."""
@@ -79,6 +81,7 @@ def test_every_step_is_tried() -> None:
         *DRAINING,
         *REPLAYING,
         *ORDERING,
+        *ERASING,
         *TURNING,
         *CALLING,
         *ALERTING,

@@ -121,7 +121,7 @@ async def test_an_event_without_its_payload_or_on_two_routes_is_not_saved(
     assert result.returncode == 0
     await ledger.run("update gateway.processed_events set body = null, headers = null")
     error = refused(project, 1, sample.id, "--route", "stripe", "--save", "x.json")
-    assert "pruned by retention" in error
+    assert "pruned or erased" in error
 
 
 async def test_a_form_of_github_is_saved_as_its_json(project: Project, database_url: str) -> None:

@@ -1,6 +1,8 @@
 """The Admin API: behind its token, in the same words as the commands, and never a 500."""
 
+from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -121,3 +123,66 @@ async def test_a_body_that_is_too_large_is_refused(api: httpx.AsyncClient) -> No
 async def test_another_method_is_told_which_there_are(api: httpx.AsyncClient) -> None:
     answer = await api.delete("/deliveries/1/replay")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+async def test_a_pause_is_ordered_listed_and_ended(
+    api: httpx.AsyncClient, database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    order = {"route": "stripe", "handler": "handlers.count", "reason": "mail is down"}
+    paused = await api.post("/pause", json=order, headers={"gateway-actor": "ann"})
+    assert (paused.status_code, paused.json()["waiting"]) == (200, 1)
+    [listed] = (await api.get("/pauses")).json()
+    assert (listed.pop("since"), listed) == (
+        paused.json()["since"],
+        order | {"actor": "ann (api)"},
+    )
+    unknown = await api.post("/pause", json={"route": "strip", "reason": "why"})
+    assert (unknown.status_code, unknown.json()["error"]) == (404, "NOT_FOUND")
+    assert "known are" in unknown.json()["detail"]
+    assert (await api.post("/pause", json={"route": "stripe"})).status_code == 400
+    del order["reason"]
+    assert (await api.post("/resume", json=order)).json()["still_paused"] == []
+    assert (await api.post("/resume", json=order)).status_code == 409
+    assert (await api.get("/pauses")).json() == []
+
+
+async def test_an_erasure_is_counted_first_and_needs_a_reason(
+    api: httpx.AsyncClient, database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1"), make_claim("evt_2")])
+    counted = await api.post("/erase", json={"event_id": "evt_1", "dry_run": True})
+    assert counted.json() == {
+        "events": 1, "pending": 1, "dead": 0, "running": [], "spooled": 0, "next": None,
+    }  # fmt: skip
+    for body in (
+        {"event_id": "evt_1"},
+        {"reason": "asked"},
+        {"event_id": "evt_1", "account": "acct_1", "reason": "asked"},
+        {"account": "acct_1", "reason": "of acct_1"},
+    ):
+        assert (await api.post("/erase", json=body)).status_code == 409
+    assert await ledger.value("select count(body) from gateway.processed_events") == 2
+    erased = await api.post("/erase", json={"event_id": "evt_1", "reason": "asked"})
+    assert erased.json() == counted.json()
+    assert await ledger.value("select count(body) from gateway.processed_events") == 1
+    [shown] = (await api.get("/events/evt_1")).json()
+    assert (shown["erased"]["actor"], shown["erased"]["reason"]) == ("api", "asked")
+    gone = await api.post("/erase", json={"event_id": "evt_9", "reason": "asked"})
+    assert gone.status_code == 404
+
+
+async def test_a_prune_is_ordered_in_pieces(api: httpx.AsyncClient, database_url: str) -> None:
+    old = datetime.now(UTC) - timedelta(days=400)
+    claims = [make_claim(handlers=[], route=r, received_at=old) for r in ("stripe", "gone")]
+    await claim_all(database_url, claims)
+    for dry_run in (True, False):
+        answer = await api.post("/prune", json={"dry_run": dry_run})
+        assert answer.json() | {"looked_at": 0} == {
+            "keys": 1, "payloads": 0, "dead": 0, "audit": 0, "looked_at": 0,
+            "left_alone": ["gone"], "next": None,
+        }  # fmt: skip
+    nonsense = await api.post("/prune", json={"after": "bm9uc2Vuc2U="})
+    assert (nonsense.status_code, nonsense.json()["error"]) == (404, "NOT_FOUND")
+    beginning = b64encode(b'[[["1970-01-01T00:00:00Z", "", ""]], 7, 0]').decode()
+    assert (await api.post("/prune", json={"after": beginning})).status_code == 200

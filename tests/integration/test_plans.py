@@ -48,9 +48,10 @@ select n, 'evt_' || reverse(lpad(n::text, 6, '0')) as event_id, 'handlers.h' || 
 from generate_series(1, {EVENTS}) as n;
 
 insert into gateway.processed_events
-    (route, event_id, provider, type, received_at, digest, body, replay, guard)
+    (route, event_id, provider, type, account, received_at, digest, body, replay, guard)
 select route, event_id, 'stripe', case when n % 10000 = 7 then 'rare.type' else 'invoice.paid' end,
-       at, sha256(event_id::bytea), case when n > {EVENTS} / 2 then '\\x7b7d'::bytea end,
+       case when n % 2 = 0 then 'acct_' || n % 50 end, at, sha256(event_id::bytea),
+       case when n > {EVENTS} / 2 then '\\x7b7d'::bytea end,
        case when route = 'github' then 'refuse' end,
        case when route = 'github' then sha256(event_id::bytea) end
 from past;
@@ -126,6 +127,12 @@ OLDEST: Final = '{"(0,1)","(0,2)","(1,1)","(1,2)"}'
 
 def event_id(n: int) -> str:
     return f"evt_{str(n).zfill(6)[::-1]}"
+
+
+SUBJECT: Final = (
+    ["stripe" if n % 20 else "rare" for n in range(60_001, 60_001 + 3 * BATCH, 3)],
+    [event_id(n) for n in range(60_001, 60_001 + 3 * BATCH, 3)],
+)
 
 
 def new_claims() -> tuple[str, list[bytes]]:
@@ -319,6 +326,25 @@ CASES: Final = [
     Case(query="list_known_handlers", rows=4 * 3),
     Case(query="count_held", arguments=("stripe", ""), rows=EVENTS - RUNNING_FROM),
     Case(query="find_resumed", arguments=(*HANDLERS, 50), rows=3 * 50),
+    Case(query="expire_audit", arguments=(30 * DAY, STEP), rows=STEP),
+    Case(query="count_prunable", arguments=(14 * DAY, *START, STEP, *KEPT), rows=STEP),
+    Case(
+        query="count_expired",
+        arguments=(KEPT[0], [30 * DAY] * 3, 30 * DAY),
+        rows=EVENTS // 4,
+    ),
+    Case(query="list_routes", rows=3),
+    Case(query="find_subject", arguments=("acct_1", *START, None, BATCH), rows=BATCH),
+    Case(query="count_subject", arguments=SUBJECT, rows=BATCH),
+    Case(query="hold_subject", arguments=SUBJECT, rows=BATCH),
+    Case(query="hold_deliveries", arguments=SUBJECT, rows=BATCH),
+    Case(
+        query="erase_events",
+        arguments=(*SUBJECT, list(range(60_001, 60_001 + 3 * BATCH)), "ann", "asked", "acct_1"),
+        rows=2 * BATCH,
+    ),
+    Case(query="scrub_orders", arguments=("acct_1",), rows=None),
+    Case(query="find_erasure", arguments=("stripe", event_id(7))),
     *listings("list_events"),
     *listings("list_dead"),
     Case(query="find_events", arguments=(None, event_id(7)), by="id"),
@@ -361,7 +387,7 @@ CASES: Final = [
 ]
 
 ASIDE: Final = {
-    "abandon_reconciliations", "alive", "begin_reconciliation", "describe_server",
+    "abandon_reconciliations", "alive", "await_prune", "begin_reconciliation", "describe_server",
     "end_reconciliation", "find_leasing", "find_paused", "find_reconciliation", "find_resumable",
     "forget_reconciliations", "keep_alert", "keep_places", "keep_policies", "last_reconciliations",
     "last_scheduled", "leave", "leave_reconciliation", "list_alerts", "list_exhausted",

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from gateway.ledger import retention as retention_module
-from gateway.ledger.connection import Pooled, open_pool
+from gateway.ledger.connection import Connection, Pooled, open_pool
 from gateway.ledger.deliveries import replay
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import Pruned, Pruner
@@ -354,7 +354,7 @@ class Slow(Pruner):
         super().__init__({})
         self.steps, self.step_s = steps, step_s
 
-    async def step(self, connection: Pooled) -> Pruned:
+    async def step(self, connection: Connection | Pooled, *, waits: bool = False) -> Pruned:
         await asyncio.sleep(self.step_s)
         self.steps -= 1
         return Pruned(keys=1, more=self.steps > 0)

@@ -80,6 +80,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_MAX_BUFFERED": "1GiB",
         "GATEWAY_SPOOL_SIZE": "0B",
         "GATEWAY_QUEUE_DEPTH": "7",
+        "GATEWAY_AUDIT_RETENTION": "30d",
         "GATEWAY_ENGINES": "wheels",
         "GATEWAY_DEV_SECRETS": "secrets.json",
         "GATEWAY_ADMIN_TOKEN": TOKEN,
@@ -196,7 +197,7 @@ def test_an_unknown_variable_is_a_problem_that_names_the_closest() -> None:
     typo, foo = found["GATEWAY_DATABSE_URL"], found["GATEWAY_FOO"]
     assert (typo.file, typo.found) == ("environment", "an unknown variable")
     assert typo.expected.endswith("(did you mean GATEWAY_DATABASE_URL?)")
-    assert foo.expected.startswith("one of GATEWAY_ADMIN_TOKEN, GATEWAY_CONCURRENCY, ")
+    assert foo.expected.startswith("one of GATEWAY_ADMIN_TOKEN, GATEWAY_AUDIT_RETENTION, ")
     assert all(name in foo.expected for name in VARIABLES)
 
 

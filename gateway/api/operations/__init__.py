@@ -16,6 +16,7 @@ from gateway.api.operations.orders import (
     STOP_ORDER,
 )
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
+from gateway.api.operations.retention import ERASE, PRUNE
 from gateway.api.operations.status import STATUS
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -35,6 +36,8 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     SHOW_ORDER,
     STOP_ORDER,
     RESUME_ORDER,
+    PRUNE,
+    ERASE,
     AUDIT,
     ALERTS,
     TEST_ALERTS,

@@ -55,6 +55,22 @@ comment on column gateway.audit.order_id is 'The bulk order of which this was a 
 -- For erasing, and finding, what belongs to one account.
 create index processed_events_account on gateway.processed_events (account, received_at)
     where account is not null;
+create index audit_at on gateway.audit (at);
+create index audit_erased on gateway.audit (route, event_id) where action = 'erase';
+
+create function gateway.erased(key text) returns text
+language sql immutable
+return 'erased:' || encode(sha256(convert_to(key, 'UTF8')), 'hex');
+comment on function gateway.erased is
+    'What is left of a key that an erasure took: it can be compared with, and not read.';
+
+create function gateway.holds_details(of_delivery bigint, error text, order_key text) returns boolean
+language sql stable
+return error is not null or order_key is not null
+    or exists (select from gateway.attempts a where a.delivery_id = of_delivery and a.error is not null)
+    or exists (select from gateway.effects f where f.delivery_id = of_delivery and f.name not like 'erased:%')
+    or exists (select from gateway.once_keys o where o.delivery_id = of_delivery and o.key not like 'erased:%');
+comment on function gateway.holds_details is 'Whether there is something left of a delivery for an erasure to take.';
 
 create or replace function gateway.advance(of_route text, of_handler text, of_key text) returns bigint
 language plpgsql

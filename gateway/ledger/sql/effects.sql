@@ -1,11 +1,15 @@
 -- name: reserve_once
 -- Under the current lease: this delivery is to act for the key, unless another has done so, or is at it.
--- One that was lost, or is dead, holds nothing; one that has finished keeps its place through a replay.
+-- One that was lost, or is dead, holds nothing; one that has finished keeps its place through a replay,
+-- and also where it was erased.
 with held as (
     select id from gateway.deliveries where id = $4 and lease_token = $5 for share
 ), reserved as (
     insert into gateway.once_keys as o (route, handler, key, delivery_id, token)
     select $1, $2, $3, id, $5 from held
+    where not exists (
+        select from gateway.once_keys
+        where route = $1 and handler = $2 and key = gateway.erased($3) and finished_at is not null)
     on conflict (route, handler, key) do update
     set delivery_id = excluded.delivery_id, token = excluded.token
     where o.delivery_id = excluded.delivery_id
@@ -16,13 +20,22 @@ with held as (
 select exists (select from held) as is_held, exists (select from reserved) as is_ours,
        o.finished_at is not null as is_done, d.event_id
 from (values (1)) as one
-left join gateway.once_keys o on o.route = $1 and o.handler = $2 and o.key = $3
+left join lateral (
+    select delivery_id, finished_at from gateway.once_keys
+    where route = $1 and handler = $2 and key in ($3, gateway.erased($3))
+    order by finished_at is null
+    limit 1
+) o on true
 left join gateway.deliveries d on d.id = o.delivery_id;
 
 -- name: keep_once
--- In the handler's own transaction: it is done for this key, unless another run has taken it over.
+-- In the handler's own transaction: it is done for this key, unless another run has taken it over, or
+-- one that was done has been erased meanwhile.
 update gateway.once_keys set finished_at = now()
 where route = $1 and handler = $2 and key = $3 and delivery_id = $4 and token = $5
+  and not exists (
+      select from gateway.once_keys
+      where route = $1 and handler = $2 and key = gateway.erased($3) and finished_at is not null)
 returning true;
 
 -- name: begin_effect

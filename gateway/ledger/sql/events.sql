@@ -4,6 +4,9 @@
 -- for a rare one, where a walk from the newest finds what is new at once and can be bounded.
 select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
        e.replay_of, e.spooled, e.reconciled, e.body is not null as payload_kept,
+       e.body is null and exists (
+           select from gateway.audit a
+           where a.action = 'erase' and a.route = e.route and a.event_id = e.event_id) as is_erased,
        coalesce((
            select jsonb_object_agg(status, n)
            from (select status, count(*) as n from gateway.deliveries d

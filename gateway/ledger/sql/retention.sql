@@ -19,13 +19,43 @@ with old as (
 )
 select count(*) from discarded;
 
+-- name: expire_audit
+-- Forgets what was done longer ago than the audit is kept (audit_at), and the orders of that time: a
+-- day's worth at once, which leaves one row that says so.
+with due as (
+    select min(at) < now() - $1::interval - interval '1 day' as is_due from gateway.audit
+), old as (
+    select id
+    from gateway.audit
+    where at < now() - $1::interval and (select is_due from due)
+    order by at
+    limit $2
+    for update skip locked
+), gone as (
+    delete from gateway.audit where id = any (array (select id from old)) returning id
+), orders as (
+    delete from gateway.bulk_orders
+    where stepped_at < now() - $1::interval and (select is_due from due)
+), noted as (
+    insert into gateway.audit (actor, action, reason)
+    select 'retention', 'prune', count(*) || ' rows of the audit log, older than ' || $1::interval
+    from gone
+    having count(*) > 0
+)
+select count(*) from gone;
+
+-- name: await_prune
+-- Waits until no other prunes, and holds the others off until the end of the transaction.
+select pg_advisory_xact_lock($1);
+
 -- name: start_prune
 -- Whether this worker may prune now: one at a time does, until the end of its transaction.
 -- A prune that a crash undoes is simply done again, so its commit need not wait for the disk; and a
--- plan made while the tables were small must not scan them once they have grown.
+-- plan made while the tables were small must not scan them once they have grown, nor be compiled for it.
 select pg_try_advisory_xact_lock($1)
 from set_config('synchronous_commit', 'off', true) as commits,
-     set_config('enable_seqscan', 'off', true) as plans;
+     set_config('enable_seqscan', 'off', true) as plans,
+     set_config('jit', 'off', true) as compiled;
 
 -- name: hold_events
 -- Walks on from a mark to a given age, oldest first (processed_events_received), and holds those old
@@ -100,3 +130,57 @@ with held as materialized (
     returning route
 )
 select (select count(*) from removed) as keys, (select count(*) from emptied) as payloads;
+
+-- name: count_prunable
+-- What hold_events and prune_events would forget of the next events behind a mark, and changes nothing.
+with walked as materialized (
+    select received_at, route, event_id, body is not null as has_body
+    from gateway.processed_events
+    where received_at < now() - $1::interval and (received_at, route, event_id) > ($2, $3, $4)
+    order by received_at, route, event_id
+    limit $5
+), judged as materialized (
+    select w.has_body, coalesce(d.ended_at, w.received_at) < now() - kept.key as is_over,
+           coalesce(d.ended_at, w.received_at) < now() - kept.payload as is_emptied
+    from walked w
+    join unnest($6::text[], $7::interval[], $8::interval[]) as kept (route, key, payload)
+      using (route)
+    cross join lateral (
+        select bool_or(status in ('pending', 'running', 'dead')) as unfinished,
+               max(finished_at) as ended_at
+        from gateway.deliveries
+        where route = w.route and event_id = w.event_id
+    ) d
+    where d.unfinished is not true
+)
+select w.received_at, w.route, w.event_id, (select count(*) from walked) as walked,
+       (select count(*) from judged where is_over) as keys,
+       (select count(*) from judged where has_body and is_emptied and not is_over) as payloads
+from walked w
+order by w.received_at desc, w.route desc, w.event_id desc
+limit 1;
+
+-- name: count_expired
+-- Dead letters and rows of the audit that are past their retention (deliveries_dead, audit_at).
+select (
+    select count(*)
+    from unnest($1::text[], $2::interval[]) as kept (route, dead)
+    cross join lateral (
+        select from gateway.deliveries d
+        where d.status = 'dead' and d.finished_at < now() - kept.dead
+          and coalesce(d.route = kept.route, true)
+    ) d
+) as dead, (select count(*) from gateway.audit where at < now() - $3::interval) as audit;
+
+-- name: list_routes
+-- Routes that have events, in the configuration or not (primary key, one probe each).
+with recursive routes as (
+    (select route from gateway.processed_events order by route limit 1)
+    union all
+    select next.route
+    from routes r
+    cross join lateral (
+        select route from gateway.processed_events where route > r.route order by route limit 1
+    ) next
+)
+select route from routes order by route;

@@ -1,0 +1,114 @@
+"""What is forgotten: what is past its retention, and what a person wants erased."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, Field
+
+from gateway.api.office import Office
+from gateway.api.operation import Operation, Params
+from gateway.api.paging import Cursor
+from gateway.api.shapes import ErasedAnswer, PrunedAnswer
+from gateway.api.texts import Id, Text
+from gateway.errors import CommandFailed
+from gateway.ledger.retention import Place
+from gateway.operate.erase import Subject, count_to_erase, erase
+from gateway.operate.prune import count_to_prune, list_left_alone, prune
+from gateway.spool.look import look_at
+from gateway.spool.spool import SPOOL_DIRECTORY
+
+Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
+Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Marks = Annotated[tuple[tuple[AwareDatetime, Words, Words], ...], Field(min_length=1)]
+PRUNED_TO = Cursor("marks", "turn", "idle", values=tuple[Marks, Small, Small])
+ERASED_TO = Cursor("received_at", "route", "event_id", values=tuple[AwareDatetime, Words, Words])
+
+DryRun = Annotated[bool, Field(strict=True, description="Only count.")]
+After = Annotated[
+    str | None,
+    Field(max_length=8000, description="What the piece before gave as `next`."),
+]
+
+
+class PruneParams(Params):
+    """Which piece of a prune."""
+
+    dry_run: DryRun = False
+    after: After = None
+
+
+class EraseParams(Params):
+    """Whose events, why, and which piece of them."""
+
+    account: Annotated[Text | None, Field(description="All events of this account.")] = None
+    event_id: Annotated[Id | None, Field(description="Or this one event.")] = None
+    route: Annotated[Text | None, Field(description="Only on this route.")] = None
+    reason: Annotated[
+        Text | None, Field(description="Why, for the audit log. Not for a dry run.")
+    ] = None
+    dry_run: DryRun = False
+    after: After = None
+
+
+async def _prune(office: Office, params: PruneParams) -> PrunedAnswer:
+    retention, audit = office.project.config.retention, office.settings.audit_retention
+    place = None
+    if params.after is not None:
+        marks, turn, idle = PRUNED_TO.place(params.after)
+        place = Place(marks=marks, turn=turn, idle=idle)
+    async with office.session() as ledger:
+        work = count_to_prune if params.dry_run else prune
+        pruned, place = await work(ledger, retention, audit, place)
+        left_alone = await list_left_alone(ledger, retention)
+    counts: dict[str, Any] = asdict(pruned)
+    del counts["more"]
+    answer: PrunedAnswer = counts | {  # type: ignore[assignment]
+        "left_alone": left_alone,
+        "next": None if place is None else PRUNED_TO.write([place.marks, place.turn, place.idle]),
+    }
+    return answer
+
+
+async def _erase(office: Office, params: EraseParams) -> ErasedAnswer:
+    subject = Subject(account=params.account, event_id=params.event_id, route=params.route)
+    after = None if params.after is None else ERASED_TO.place(params.after)
+    async with office.session() as ledger:
+        if params.dry_run:
+            erased, mark = await count_to_erase(ledger, subject, after)
+        elif params.reason is None:
+            raise CommandFailed("reason: found nothing; expected why, for the audit log")
+        else:
+            erased, mark = await erase(
+                ledger, subject, after, actor=office.actor, reason=params.reason
+            )
+    await office.wake(erased.due)
+    stock = await asyncio.to_thread(look_at, office.settings.data_dir / SPOOL_DIRECTORY)
+    return {
+        "events": erased.events,
+        "pending": erased.pending,
+        "dead": erased.dead,
+        "running": [{"route": route, "event_id": event_id} for route, event_id in erased.running],
+        "spooled": stock.events,
+        "next": None if mark is None else ERASED_TO.write(mark),
+    }
+
+
+PRUNE = Operation(
+    name="prune",
+    method="POST",
+    path="/prune",
+    summary="Forget now what is past its route's retention: a piece, until `next` is null.",
+    params=PruneParams,
+    result=PrunedAnswer,
+    run=_prune,
+)
+ERASE = Operation(
+    name="erase",
+    method="POST",
+    path="/erase",
+    summary="Erase what is kept of an account's events, or of one: a piece, until `next` is null.",
+    params=EraseParams,
+    result=ErasedAnswer,
+    run=_erase,
+)

@@ -1,0 +1,155 @@
+"""`prune` and `erase`: what the ledger is to forget."""
+
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gateway.api.desk import Desk
+from gateway.api.operation import Operation
+from gateway.api.operations.retention import ERASE, PRUNE, EraseParams, PruneParams
+from gateway.cli.asking import RouteName, Url, at_desk, given
+from gateway.cli.output import complain, console, printable
+from gateway.cli.progress import progress
+from gateway.errors import CommandFailed
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+Piece = Mapping[str, Any]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(prune)
+    app.command()(erase)
+
+
+def prune(dry_run: DryRun = False, url: Url = None) -> None:
+    """Forget now what is past its route's retention; workers do so by themselves, all the time.
+
+    Keys, payloads and dead letters have their own ages. What waits or runs is never pruned.
+
+    Example: [bold]gateway prune --dry-run[/bold]
+    """
+
+    async def work(desk: Desk) -> dict[str, Any]:
+        doing = "counting" if dry_run else "pruning"
+        with progress(f"{doing}: looked at", None) as show:
+            return await _collect(
+                _pieces(desk, PRUNE, PruneParams(dry_run=dry_run)),
+                lambda total: show(total["looked_at"]),
+            )
+
+    total = at_desk(url, work)
+    console().print(
+        f"{'Past their retention' if dry_run else 'Forgotten'}: {total['keys']:,} events, "
+        f"{total['payloads']:,} payloads, {total['dead']:,} dead letters, "
+        f"{total['audit']:,} audit rows."
+    )
+    for route in total["left_alone"]:
+        console().print(
+            f"Route {printable(route)} is not in the configuration: what it has is kept.",
+            markup=False,
+        )
+
+
+def erase(
+    account: Annotated[
+        str | None, typer.Option("--account", help="All events of this account.")
+    ] = None,
+    event: Annotated[str | None, typer.Option("--event", help="Or this one event.")] = None,
+    route: RouteName = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why, for the audit log; without names.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: for scripts.")] = False,
+    url: Url = None,
+) -> None:
+    """Erase what is kept of an account's events, or of one event, and leave the keys.
+
+    Takes bodies, headers, errors, keys from payloads and kept results. A late retry is still a
+    duplicate. What waits or is dead is discarded with it; what runs right now is left as it is.
+
+    Example: [bold]gateway erase --account acct_1Pabc --reason "request of 16 November"[/bold]
+    """
+    if (account is None) == (event is None):
+        raise typer.BadParameter("give either --account or --event")
+    if reason is None and not dry_run:
+        raise typer.BadParameter("give a --reason, or only count with --dry-run")
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise typer.BadParameter(
+            "there is no terminal to ask on: order it with --yes, or only count with --dry-run"
+        )
+    subject = given(account=account, event_id=event, route=route)
+    counted = at_desk(url, lambda desk: _erase(desk, EraseParams(**subject, dry_run=True)))
+    found = counted["events"] + len(counted["running"])
+    console().print(_standing(counted))
+    if counted["spooled"]:
+        console().print(
+            f"{counted['spooled']:,} events wait in the spool, whosever they are: "
+            "run it again when they are in."
+        )
+    if dry_run or not found:
+        return
+    if not yes and not typer.confirm("Erase for good?"):
+        raise CommandFailed("nothing was done")
+    order = EraseParams(**subject, reason=reason)
+    _report(at_desk(url, lambda desk: _erase(desk, order, total=found)))
+
+
+async def _erase(desk: Desk, params: EraseParams, total: int | None = None) -> dict[str, Any]:
+    with progress("counting" if params.dry_run else "erasing", total) as show:
+        return await _collect(_pieces(desk, ERASE, params), lambda so_far: show(so_far["events"]))
+
+
+async def _pieces(
+    desk: Desk, operation: Operation[Any, Any], params: PruneParams | EraseParams
+) -> AsyncIterator[Piece]:
+    """Asks until there is no next piece."""
+    after = None
+    while True:
+        piece = await desk.ask(operation, params.model_copy(update={"after": after}))
+        yield piece
+        after = piece["next"]
+        if after is None:
+            return
+
+
+async def _collect(
+    pieces: AsyncIterator[Piece], show: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Counts and lists of all pieces together; of what is not of a piece, the last."""
+    total: dict[str, Any] = {}
+    async for piece in pieces:
+        for name, value in piece.items():
+            adds = name in total and name not in ("left_alone", "spooled", "next")
+            total[name] = total[name] + value if adds else value
+        show(total)
+    return total
+
+
+def _standing(counted: Piece) -> str:
+    found = counted["events"] + len(counted["running"])
+    if not found:
+        return "There is nothing to erase."
+    parts = [f"{found:,} events"]
+    if counted["pending"] or counted["dead"]:
+        parts.append(
+            f"{counted['pending']:,} deliveries that wait and {counted['dead']:,} dead letters "
+            "will be discarded"
+        )
+    if counted["running"]:
+        parts.append(f"{len(counted['running']):,} run right now and will be left")
+    return "; ".join(parts) + "."
+
+
+def _report(erased: Piece) -> None:
+    given_up = erased["pending"] + erased["dead"]
+    console().print(f"Erased {erased['events']:,} events, {given_up:,} deliveries discarded.")
+    if not erased["running"]:
+        return
+    for key in erased["running"]:
+        complain(f"{printable(key['event_id'])} on {printable(key['route'])} runs: left as it is")
+    complain("run it again when they have ended")
+    raise typer.Exit(1)
