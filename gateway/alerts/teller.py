@@ -15,6 +15,7 @@ from gateway.alerts.rules import Decision, News, judge
 from gateway.failpoints import reached
 from gateway.ledger.alert_messages import (
     Letter,
+    forget_destinations,
     note_sent,
     note_unsent,
     put_message,
@@ -57,16 +58,26 @@ class Teller:
         self._destinations = destinations
         self._names = names(destinations)
         self._every = every
+        self._has_begun = False
 
     async def tell_forever(self) -> None:
-        """Whatever goes wrong is tried again: no alert is worth a worker."""
+        """Whatever goes wrong is tried again."""
         while True:
             try:
-                await self.look()
-                await self.send()
+                await self.round()
             except TROUBLE as error:
                 log.warning("alerts_failed", error=describe(error))
+            except Exception:  # a mistake of ours here must not end what the worker is there for
+                log.exception("alerts_failed")
             await asyncio.sleep(self._every.total_seconds() * random.uniform(0.8, 1.0))  # noqa: S311 (no secret)
+
+    async def round(self, now: datetime | None = None) -> int:
+        """Looks, and sends what is due; returns how many got there."""
+        if not self._has_begun:
+            await forget_destinations(self._ledger, self._names)
+            self._has_begun = True
+        await self.look(now)
+        return await self.send(now)
 
     async def look(self, now: datetime | None = None) -> list[Decision]:
         """Notes what has changed, with the messages that are due, in one transaction."""

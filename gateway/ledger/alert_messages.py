@@ -15,8 +15,9 @@ SENDING: Final = timedelta(minutes=1)
 """For so long a message is with whoever took it: longer than a sending may take."""
 
 FIRST_WAIT: Final = timedelta(seconds=10)
-LONGEST_WAIT: Final = timedelta(minutes=10)
+LONGEST_WAIT: Final = timedelta(hours=1)
 MOST_ATTEMPTS: Final = 10
+"""Of a message that something is over."""
 BATCH: Final = 10
 
 
@@ -59,10 +60,13 @@ async def take_messages(
     ledger: Executor, destinations: Sequence[Destination], now: datetime | None
 ) -> list[Letter]:
     """Messages that are to be sent now, and that nobody else will send meanwhile."""
-    rows = await ledger.fetch(
-        QUERIES["take_messages"], list(destinations), now, BATCH, SENDING, MOST_ATTEMPTS
-    )
+    rows = await ledger.fetch(QUERIES["take_messages"], list(destinations), now, BATCH, SENDING)
     return [Letter(**(dict(row) | {"kind": Kind(row["kind"])})) for row in rows]
+
+
+async def forget_destinations(ledger: Executor, but: Sequence[Destination]) -> None:
+    """Messages to all others: nobody will send them any more."""
+    await ledger.execute(QUERIES["forget_destinations"], list(but))
 
 
 async def note_sent(ledger: Executor, letter: Letter, now: datetime | None) -> None:
@@ -79,7 +83,7 @@ async def note_unsent(
     retry_after: timedelta | None,
 ) -> bool:
     """It did not. Returns whether it will be tried again."""
-    wait = min(FIRST_WAIT * 2 ** (letter.attempts - 1), LONGEST_WAIT)
+    wait = min(FIRST_WAIT * 2 ** min(letter.attempts - 1, MOST_ATTEMPTS), LONGEST_WAIT)
     if retry_after is not None:
         wait = min(max(retry_after, wait), LONGEST_WAIT)
     status: str | None = await ledger.fetchval(

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
+from gateway.alerts.message import make_message
 from gateway.alerts.teller import Teller
 from gateway.errors import Reject
 from gateway.ledger.alert_messages import MOST_ATTEMPTS, SENDING
@@ -21,7 +22,7 @@ from gateway.secrets import Secret
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.receiver import Received, Receiver, answer, receiving
 from tests.support.waiting import until
-from tests.support.workers import make_config, make_settings, subscribe, working
+from tests.support.workers import count, make_config, make_settings, subscribe, working
 
 KEY = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 MINUTE = timedelta(minutes=1)
@@ -60,8 +61,7 @@ def make_teller(pool: Pool, destinations: AlertDestinations, **changes: Any) -> 
 
 async def tell(teller: Teller, at: datetime) -> int:
     """One round, at this time."""
-    await teller.look(at)
-    return await teller.send(at)
+    return await teller.round(at)
 
 
 async def put(
@@ -273,22 +273,69 @@ async def test_a_receiver_that_was_down_is_told_when_it_is_back(pool: Pool, ledg
         assert (told["status"], told["attempts"], told["error"]) == ("sent", 3, None)
 
 
-async def test_a_receiver_that_stays_down_is_given_up_and_tried_with_the_next_news(
+async def test_a_receiver_that_stays_down_is_tried_for_as_long_as_it_stands(
     pool: Pool, ledger: Reader
 ) -> None:
+    """Nobody else tells of dead letters to which no others come."""
     async with receiving(answer(404, b"Cannot POST /alerts/SECRET")) as r:
-        teller = make_teller(pool, by_webhook(r), repeat=2 * HOUR)
-        await put(ledger, "pending", at=NOW - HOUR)
-        for n in range(100):
-            await tell(teller, NOW + n * MINUTE)
-        assert len(r.requests) == MOST_ATTEMPTS
+        teller = make_teller(pool, by_webhook(r))
+        await put(ledger, "dead", at=NOW - HOUR)
+        for n in range(24 * 4):
+            await tell(teller, NOW + n * HOUR / 4)
+        assert 24 <= len(r.requests) <= 24 + MOST_ATTEMPTS
+        assert len({request.id for request in r.requests}) == 1
         [row] = await list_alerts(pool)
         [told] = row["told"]
-        assert (told["status"], told["error"]) == ("failed", "status 404")
-        r.replies[:] = [answer(200)]
-        await tell(teller, NOW + 2 * HOUR)
-        assert types(r.requests)[-1] == "alert.repeated"
+        assert (told["status"], told["error"], told["sent_at"]) == ("waiting", "status 404", None)
         assert "SECRET" not in str(await ledger.rows("select * from gateway.alert_messages"))
+        r.replies[:] = [answer(200)]
+        assert await tell(teller, NOW + 25 * HOUR) == 1
+
+
+async def test_that_it_is_over_is_given_up_in_the_end(pool: Pool, ledger: Reader) -> None:
+    async with receiving(answer(200), answer(500)) as r:
+        teller = make_teller(pool, by_webhook(r))
+        await put(ledger, "dead", at=NOW - HOUR)
+        await tell(teller, NOW)
+        await ledger.run("update gateway.deliveries set status = 'discarded'")
+        for n in range(24 * 4):
+            await tell(teller, NOW + n * HOUR / 4)
+        assert types(r.requests) == ["alert.raised"] + ["alert.recovered"] * MOST_ATTEMPTS
+        assert await ledger.value("select status from gateway.alert_messages") == "failed"
+
+
+async def test_a_destination_that_was_taken_away_is_forgotten(
+    pool: Pool, ledger: Reader, receiver: Receiver
+) -> None:
+    async with receiving(answer(500)) as broken:
+        both = AlertDestinations(
+            webhook=Secret(receiver.url.encode()), slack=Secret(broken.url.encode())
+        )
+        await put(ledger, "dead", at=NOW - MINUTE)
+        await tell(make_teller(pool, both), NOW)
+    await tell(make_teller(pool, by_webhook(receiver)), NOW + HOUR)
+    [row] = await list_alerts(pool)
+    assert [told["destination"] for told in row["told"]] == ["webhook"]
+    assert len(receiver.requests) == 1
+
+
+async def test_a_mistake_of_ours_ends_no_worker(
+    database_url: str, ledger: Reader, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistakes = iter([KeyError("a mistake"), ZeroDivisionError()])
+
+    def err(*arguments: Any, **named: Any) -> Any:
+        for mistake in mistakes:
+            raise mistake
+        return make_message(*arguments, **named)
+
+    monkeypatch.setattr("gateway.alerts.teller.make_message", err)
+    await put(ledger, "dead", at=NOW - MINUTE)
+    async with working(database_url, subscribe(count), alerts=by_webhook(receiver)):
+        await until(lambda: receiver.requests)
+        await claim_all(database_url, [make_claim("evt_1")])
+        await until(ledger.effects)
+    assert types(receiver.requests) == ["alert.raised"]
 
 
 async def test_a_later_message_takes_the_place_of_one_that_never_got_there(

@@ -389,8 +389,8 @@ CASES: Final = [
 ASIDE: Final = {
     "abandon_reconciliations", "alive", "await_prune", "begin_reconciliation", "describe_server",
     "end_reconciliation", "find_leasing", "find_paused", "find_reconciliation", "find_resumable",
-    "forget_reconciliations", "keep_alert", "keep_places", "keep_policies", "last_reconciliations",
-    "last_scheduled", "leave", "leave_reconciliation", "list_alerts", "list_exhausted",
+    "forget_destinations", "forget_reconciliations", "keep_alert", "keep_places",
+    "keep_policies", "last_reconciliations", "last_scheduled", "leave", "leave_reconciliation", "list_alerts", "list_exhausted",
     "list_messages", "list_pauses", "list_reconciliations", "list_totals", "list_workers",
     "note_sent", "note_unsent", "put_message", "resume_reconciliation", "start_look", "start_prune",
     "step_reconciliation", "take_messages", "take_reconciliation",

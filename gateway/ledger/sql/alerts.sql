@@ -169,7 +169,7 @@ set id = excluded.id, message = excluded.message, next_at = excluded.next_at,
 with due as (
     select kind, route, handler, destination
     from gateway.alert_messages
-    where status = 'waiting' and destination = any ($1::text[]) and attempts < $5
+    where status = 'waiting' and destination = any ($1::text[])
       and (next_at <= coalesce($2, now()) or next_at > coalesce($2, now()) + interval '1 day')
     order by next_at
     limit $3
@@ -191,14 +191,21 @@ set sent_at = coalesce($6, now()),
 where kind = $1 and route = $2 and handler = $3 and destination = $4;
 
 -- name: note_unsent
--- A destination did not take a message: it is sent again after $7, unless it was tried often enough
--- (primary key).
-update gateway.alert_messages
+-- A destination did not take a message: it is sent again after $7. Only that something is over is given up,
+-- when it was tried often enough: what stands must be heard of (primary keys).
+update gateway.alert_messages m
 set error = $6,
     next_at = coalesce($8, now()) + $7::interval,
-    status = case when attempts >= $9 then 'failed' else 'waiting' end
-where kind = $1 and route = $2 and handler = $3 and destination = $4 and id = $5
-returning status;
+    status = case when m.attempts >= $9 and not exists (
+        select from gateway.alerts a
+        where a.kind = $1 and a.route = $2 and a.handler = $3 and a.cleared_at is null
+    ) then 'failed' else 'waiting' end
+where m.kind = $1 and m.route = $2 and m.handler = $3 and m.destination = $4 and m.id = $5
+returning m.status;
+
+-- name: forget_destinations
+-- Messages to where nothing is sent any more (primary key).
+delete from gateway.alert_messages where destination <> all ($1::text[]);
 
 -- name: list_messages
 -- The last message of each alert to each destination, and whether it got there (primary key).
