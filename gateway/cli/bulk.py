@@ -69,8 +69,7 @@ def order_all(
     _print_count(action, count)
     if dry_run or not count["total"]:
         return
-    words = WORDS[action]
-    if not yes and not typer.confirm(f"{words.command.capitalize()} them?"):
+    if not yes and not typer.confirm(f"{action.capitalize()} them?"):
         raise CommandFailed("nothing was done")
     as_counted = params.model_copy(update={"as_of": count["as_of"]})
 
@@ -83,7 +82,6 @@ def order_all(
 
 def go_on(actions: set[str], params: ResumeParams, url: str | None) -> None:
     """Resumes an order of one of these kinds."""
-
     order_id = params.order_id
 
     async def resume(desk: Desk) -> tuple[OrderRow, bool]:
@@ -106,7 +104,7 @@ def _print_count(action: str, count: Ordered) -> None:
     out = console()
     if shown < total:
         out.print(f"and {total - shown:,} in smaller groups", style="dim")
-    gone = count["without_payload"]
+    gone = 0 if action == "discard" else count["without_payload"]
     lost = f"; {gone:,} of them have lost their payload and will be skipped" if gone else ""
     out.print(f"{total:,} {words.what} match{lost}.", markup=False)
 
