@@ -63,6 +63,24 @@ def _bearer() -> AfterValidator:
     return AfterValidator(check)
 
 
+def _public() -> AfterValidator:
+    """A place to which paths can be added."""
+
+    def check(url: str) -> str:
+        expected = "a URL such as https://hooks.example.com, without credentials and query"
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise Unexpected(found=HIDDEN, expected=expected) from None
+        known = parts.scheme in {"http", "https"} and parts.hostname and port != 0
+        if not known or "@" in parts.netloc or parts.query or parts.fragment or " " in url:
+            raise Unexpected(found=HIDDEN, expected=expected)
+        return url.rstrip("/")
+
+    return AfterValidator(check)
+
+
 class Settings(BaseSettings):
     """The settings of every process; `load_settings` builds them from the environment."""
 
@@ -172,6 +190,10 @@ class Settings(BaseSettings):
     metrics_token: Annotated[SecretStr, _bearer()] | None = Field(
         default=None,
         description="A token that may read /metrics, and nothing else.",
+    )
+    public_url: Annotated[str, _public()] | None = Field(
+        default=None,
+        description="Where senders find `gateway serve`: https://hooks.example.com.",
     )
     test_database_url: Annotated[SecretStr, _schemes("postgresql", "postgres")] | None = Field(
         default=None,

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from gateway.cli import (
     act,
     alerts,
+    doctor,
     forget,
     look,
     orders,
@@ -40,8 +41,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for group in (
-    start, processes, setup, rehearse, send, publish, status, look, show, act, alerts, orders,
-    pause, forget,
+    start, processes, setup, rehearse, send, publish, status, doctor, look, show, act, alerts,
+    orders, pause, forget,
 ):  # fmt: skip
     group.register(app)
 

@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.output import printable
-from gateway.notation.quantities import format_roughly
+from gateway.notation.quantities import format_roughly, format_size_roughly
 from gateway.operate.status.report import (
     Attention,
     HandlerState,
+    OrderState,
     ReconcileState,
     RouteState,
     Status,
@@ -32,7 +33,6 @@ HANDLERS: Final = (
     *("now\nwaiting", "\nsince", "\nrunning", "\ndead"),
     *("hour\nruns", "\nok", "\np50", "\np99"),
 )
-SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 NOTHING: Final = Text("-", style="dim")
 
 
@@ -122,6 +122,8 @@ def _foot(status: Status) -> RenderableType:
     table.add_row("Spool", _spool(status))
     for run in status["reconciles"]:
         table.add_row("Reconcile", _reconcile(run, status["at"]))
+    for order in status["orders"]:
+        table.add_row("Order", _order(order))
     table.add_row("Time", Text(f"{status['at']:%Y-%m-%d %H:%M:%S} UTC", style="dim"))
     return table
 
@@ -132,7 +134,7 @@ def _postgres(status: Status) -> Text:
         return Text("away", style="bold red")
     return Text(
         f"{printable(str(server['version']).split()[0])}, schema {server['schema_version']},"
-        f" {_size(server['size_bytes'] or 0)}, {server['connections']} of"
+        f" {format_size_roughly(server['size_bytes'] or 0)}, {server['connections']} of"
         f" {server['max_connections']} connections"
     )
 
@@ -142,7 +144,7 @@ def _redis(status: Status) -> Text:
     if not server["reachable"]:
         return Text("away", style="yellow")
     return Text(
-        f"{printable(str(server['version']))}, {_size(server['memory_bytes'] or 0)},"
+        f"{printable(str(server['version']))}, {format_size_roughly(server['memory_bytes'] or 0)},"
         f" {server['jobs']:,} wake-ups waiting"
     )
 
@@ -164,12 +166,18 @@ def _reconcile(run: ReconcileState, now: datetime) -> Text:
     return Text(f"{printable(run['route'])} {run['status']} {when} ago: {found}", style=style)
 
 
+def _order(order: OrderState) -> Text:
+    done = f"{order['moved']:,} of {order['total']:,}"
+    style = "yellow" if order["is_idle"] else ""
+    return Text(f"{order['id']}, {order['action']} by {printable(order['actor'])}: {done}", style)
+
+
 def _spool(status: Status) -> Text:
     spool = status["spool"]
     where = f" (on {printable(spool['host'])})"
     if not spool["events"]:
         return Text(f"empty{where}")
-    told = f"{spool['events']:,} events, {_size(spool['bytes'])}"
+    told = f"{spool['events']:,} events, {format_size_roughly(spool['bytes'])}"
     if spool["oldest_at"] is not None:
         told += f", the oldest for {format_roughly(status['at'] - spool['oldest_at'])}"
     return Text(told + where, style="yellow")
@@ -212,10 +220,3 @@ def _ms(ms: float | None) -> Text:
 
 def _since(at: datetime | None, now: datetime) -> Text:
     return NOTHING if at is None else Text(format_roughly(now - at))
-
-
-def _size(size_bytes: int) -> str:
-    for unit, length in SIZES:
-        if size_bytes >= length:
-            return f"{size_bytes / length:,.1f} {unit}"
-    return f"{size_bytes} B"

@@ -111,6 +111,14 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes // SIZE_UNITS[unit]}{unit}"
 
 
+def format_size_roughly(size_bytes: int) -> str:
+    """Write a size for people, in the unit that fits."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size_bytes >= SIZE_UNITS[unit]:
+            return f"{size_bytes / SIZE_UNITS[unit]:,.1f} {unit}"
+    return f"{size_bytes} B"
+
+
 def _duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value

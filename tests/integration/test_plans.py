@@ -376,6 +376,9 @@ CASES: Final = [
         ),
         rows=10,
     ),
+    Case(query="has_events", arguments=("rare",)),
+    Case(query="find_oldest_dead"),
+    Case(query="count_overdue", arguments=(*KEPT[:2], DAY), rows=100),
     Case(query="sum_tallies", arguments=(HOUR_AGO, NOW), rows=3 * 60),
     Case(query="sum_times", arguments=(HOUR_AGO, ["done"]), rows=3 * 60),
     Case(query="look_dead", arguments=(NOW, 1), by="any", rows=2),
@@ -387,16 +390,16 @@ CASES: Final = [
 ]
 
 ASIDE: Final = {
-    "abandon_reconciliations", "alive", "await_prune", "begin_reconciliation", "describe_server",
-    "end_reconciliation", "find_leasing", "find_paused", "find_reconciliation", "find_resumable",
-    "forget_destinations", "forget_reconciliations", "keep_alert", "keep_places",
-    "keep_policies", "last_reconciliations", "last_scheduled", "leave", "leave_reconciliation",
-    "list_alerts", "list_exhausted",
-    "list_messages", "list_pauses", "list_reconciliations", "list_totals", "list_workers",
-    "note_sent", "note_unsent", "put_message", "resume_reconciliation", "start_look", "start_prune",
-    "step_reconciliation", "take_messages", "take_reconciliation",
-    "begin_order", "find_order", "hold_order", "list_orders", "mark_order", "read_clock",
-    "resume_order", "stop_order",
+    "abandon_reconciliations", "alive", "await_prune", "begin_order", "begin_reconciliation",
+    "describe_server", "end_reconciliation", "find_idle_transactions", "find_leasing",
+    "find_order", "find_paused", "find_reconciliation", "find_resumable", "forget_destinations",
+    "forget_reconciliations", "hold_order", "keep_alert", "keep_places", "keep_policies",
+    "last_reconciliations", "last_scheduled", "leave", "leave_reconciliation", "list_alerts",
+    "list_bloated", "list_exhausted", "list_messages", "list_orders", "list_pauses",
+    "list_reconciliations", "list_totals", "list_workers", "mark_order", "note_sent",
+    "note_unsent", "put_message", "read_clock", "read_durability", "read_limits",
+    "read_privileges", "resume_order", "resume_reconciliation", "start_look", "start_prune",
+    "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""
 

@@ -92,7 +92,7 @@ async def test_dead_letters_come_first_with_what_to_do(
     assert first["level"] == "problem"
     assert "3 dead letters, 1 of them in the last hour" in first["text"]
     assert HANDLER in first["text"]
-    assert "`gateway dead`" in first["advice"]
+    assert "`gateway dead --group`" in first["advice"]
     assert (only(status)["dead"], only(status)["dead_lately"]) == (3, 1)
 
 
@@ -215,6 +215,20 @@ async def test_a_failed_reconcile_is_told(settings: Settings, ledger: Reader) ->
     assert "the last reconcile of github failed" in told(status)
     assert "status 401" in told(status)
     assert "github failed" in shown(status)
+
+
+async def test_an_order_that_nobody_goes_on_with_is_told(
+    settings: Settings, ledger: Reader
+) -> None:
+    await ledger.run(
+        "insert into gateway.bulk_orders"
+        " (action, filter, actor, began_at, mark_at, total, moved, stepped_at)"
+        " values ('replay', '{}', 'ann', now(), now(), 5000, 1200, now() - interval '1 h')"
+    )
+    status = await read_status(settings)
+    assert "(replay, by ann) came to 1,200 of 5,000 and then no further, 1h ago" in told(status)
+    assert f"`gateway replay --resume {status['orders'][0]['id']}`" in told(status)
+    assert "1,200 of 5,000" in shown(status)
 
 
 async def test_without_redis_it_is_a_warning(settings: Settings, ledger: Reader) -> None:

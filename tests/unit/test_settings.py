@@ -85,6 +85,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_DEV_SECRETS": "secrets.json",
         "GATEWAY_ADMIN_TOKEN": TOKEN,
         "GATEWAY_METRICS_TOKEN": TOKEN[::-1],
+        "GATEWAY_PUBLIC_URL": "https://hooks.example.com/in/",
         "GATEWAY_TEST_DATABASE_URL": DATABASE_URL,
     }
     assert environ.keys() == VARIABLES.keys()
@@ -104,6 +105,7 @@ def test_every_variable_is_read() -> None:
     assert (settings.max_connections, settings.max_buffered) == (16, 1024**3)
     assert settings.spool_size == 0
     assert settings.engines == "wheels"
+    assert settings.public_url == "https://hooks.example.com/in"
     assert settings.dev_secrets == Path("secrets.json")
     assert settings.admin_token is not None
     assert settings.admin_token.get_secret_value() == TOKEN
@@ -219,6 +221,27 @@ def test_a_token_that_can_be_guessed_or_not_be_sent_is_refused_and_not_shown(tok
     assert token not in str(problem)
     assert "visible ASCII" in problem.expected
     assert TOKEN not in repr(load_settings({"GATEWAY_ADMIN_TOKEN": TOKEN}))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hooks.example.com",
+        "ftp://hooks.example.com",
+        "https://",
+        "https://hooks.example.com?a=b",
+        "https://hooks.example.com/#top",
+        "https://hooks.example.com:0",
+        "https://hooks.example.com:99999",
+        "https://[::1",
+        "https://hooks.example.com/a b",
+        f"https://ann:{PASSWORD}@hooks.example.com",
+    ],
+)
+def test_a_public_url_is_one_to_which_paths_can_be_added(url: str) -> None:
+    problem = problems({"GATEWAY_PUBLIC_URL": url})["GATEWAY_PUBLIC_URL"]
+    assert "https://hooks.example.com" in problem.expected
+    assert PASSWORD not in str(problem)
 
 
 def test_urls_do_not_show_in_settings() -> None:

@@ -6,6 +6,7 @@ from gateway.api.operation import Operation
 from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.dead import DEAD, GROUPS
+from gateway.api.operations.doctor import DOCTOR
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, SHOW
 from gateway.api.operations.orders import (
     BEGIN_ORDER,
@@ -21,6 +22,7 @@ from gateway.api.operations.status import STATUS
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     STATUS,
+    DOCTOR,
     EVENTS,
     SHOW,
     DEAD,

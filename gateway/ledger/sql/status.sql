@@ -84,5 +84,6 @@ order by route, handler;
 select current_setting('server_version') as version,
        current_setting('max_connections')::integer as max_connections,
        (select sum(numbackends)::integer from pg_stat_database) as connections,
-       (select coalesce(sum(pg_total_relation_size(oid)), 0)::bigint from pg_class
-        where relnamespace = 'gateway'::regnamespace and relkind = 'r') as size_bytes;
+       (select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
+        from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = 'gateway' and c.relkind = 'r') as size_bytes;

@@ -59,7 +59,10 @@ def _dead(status: Status) -> Iterator[Attention]:
     text += f", {lately:,} of them in the last hour" if lately else ", none in the last hour"
     worst = max(dying, key=lambda h: h["dead"])
     who = worst["handler"] if len(dying) == 1 else f"most of {worst['handler']}"
-    yield _problem(f"{text} ({who})", "look: `gateway dead`; then `gateway replay` or `discard`")
+    yield _problem(
+        f"{text} ({who})",
+        "what died of what: `gateway dead --group`; then `gateway replay --dead` or `discard`",
+    )
 
 
 def _backlog(status: Status) -> Iterator[Attention]:
@@ -172,6 +175,18 @@ def _reconciles(status: Status) -> Iterator[Attention]:
             )
 
 
+def _orders(status: Status) -> Iterator[Attention]:
+    for order in status["orders"]:
+        if order["is_idle"]:
+            command = "discard" if order["action"] == "discard" else "replay"
+            yield _warning(
+                f"order {order['id']} ({order['action']}, by {order['actor']}) came to"
+                f" {order['moved']:,} of {order['total']:,} and then no further,"
+                f" {_age(status['at'], order['stepped_at'])} ago",
+                f"go on with it: `gateway {command} --resume {order['id']}`",
+            )
+
+
 def _redis(status: Status) -> Iterator[Attention]:
     if status["redis"]["error"] is not None:
         yield _warning(
@@ -189,21 +204,21 @@ def _connections(status: Status) -> Iterator[Attention]:
         )
 
 
-LOOKS: Final[tuple[Callable[[Status], Iterator[Attention]], ...]] = (
-    _ledger,
+Look = Callable[[Status], Iterator[Attention]]
+
+OF_THE_WORK: Final[tuple[Look, ...]] = (
     _workers,
     _dead,
     _backlog,
     _orphans,
     _pauses,
     _unheard,
-    _spool,
     _reconciles,
+    _orders,
     _refusals,
     _failing,
-    _redis,
-    _connections,
 )
+LOOKS: Final[tuple[Look, ...]] = (_ledger, *OF_THE_WORK, _spool, _redis, _connections)
 
 REFUSALS: Final = {
     "BAD_SIGNATURE": "a secret that was rotated at the provider only, or a stranger",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from gateway.ledger.bulk import OrderStatus, list_orders
 from gateway.ledger.connection import Connection, Pooled
 from gateway.ledger.migrate import applied_version
 from gateway.ledger.pauses import Pause
@@ -13,6 +14,7 @@ from gateway.ledger.tallies import REQUESTS
 from gateway.operate.status.figures import HOUR, Figures, refused_as
 from gateway.operate.status.report import (
     HandlerState,
+    OrderState,
     PostgresState,
     ReconcileState,
     RouteState,
@@ -23,6 +25,8 @@ from gateway.sweep.sweeper import MISSED_ROUNDS
 
 MOST_COUNTED: Final = 50_001
 """Of each handler and state: enough to know that there are more than fifty thousand."""
+
+NEWEST_ORDERS: Final = 50
 
 Session = Connection | Pooled
 
@@ -52,6 +56,23 @@ async def read_reconciles(session: Session) -> list[ReconcileState]:
     wanted = ReconcileState.__annotations__
     rows = await last_runs(session)
     return [ReconcileState(**{name: row[name] for name in wanted}) for row in rows]  # type: ignore[typeddict-item]
+
+
+async def read_orders(session: Session) -> list[OrderState]:
+    """Those of the newest that have not come to their end."""
+    return [
+        OrderState(
+            id=order.id,
+            action=order.action,
+            actor=order.actor,
+            total=order.total,
+            moved=order.moved,
+            stepped_at=order.stepped_at,
+            is_idle=order.is_idle,
+        )
+        for order in await list_orders(session, None, NEWEST_ORDERS)
+        if order.status is OrderStatus.RUNNING
+    ]
 
 
 def list_routes(names: Iterable[str], figures: Figures) -> list[RouteState]:

@@ -18,6 +18,7 @@ from gateway.operate.status.ledger import (
     Session,
     list_routes,
     read_handlers,
+    read_orders,
     read_postgres,
     read_reconciles,
     read_workers,
@@ -67,6 +68,7 @@ async def _read_ledger(
         "handlers": await read_handlers(session, workers, pauses, figures),
         "workers": workers,
         "reconciles": await read_reconciles(session),
+        "orders": await read_orders(session),
     }
 
 
@@ -84,6 +86,7 @@ async def _without_ledger(settings: Settings, routes: Iterable[str], error: str)
             "handlers": [],
             "workers": [],
             "reconciles": [],
+            "orders": [],
         }
     )
 

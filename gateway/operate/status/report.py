@@ -140,6 +140,19 @@ class ReconcileState(TypedDict):
     error: str | None
 
 
+class OrderState(TypedDict):
+    """An order for everything that matches, which has not come to its end."""
+
+    id: int
+    action: str
+    actor: str
+    total: int
+    moved: int
+    stepped_at: datetime
+    is_idle: bool
+    """Nobody seems to be at it."""
+
+
 class Status(TypedDict):
     """All of it."""
 
@@ -155,3 +168,4 @@ class Status(TypedDict):
     handlers: list[HandlerState]
     workers: list[WorkerState]
     reconciles: list[ReconcileState]
+    orders: list[OrderState]

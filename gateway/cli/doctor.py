@@ -1,0 +1,77 @@
+"""`doctor`: whether the whole installation is in order."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from gateway.api.operations.doctor import DOCTOR, DoctorParams
+from gateway.cli.asking import AsJson, Url, ask
+from gateway.cli.output import console, print_json, printable
+from gateway.operate.doctor.configuration import read_installation
+from gateway.operate.doctor.examine import examine
+from gateway.operate.doctor.finding import Finding
+
+STYLES: Final = {"problem": "bold red", "warning": "yellow", "ok": "green"}
+"""The worst first."""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(doctor)
+
+
+def doctor(as_json: AsJson = False, url: Url = None) -> None:
+    """Check the whole installation, and say what to do about each finding.
+
+    Settings, routes, handlers, secrets, Postgres, Redis, clocks, the public URL, the disk,
+    workers, and what the routes have had. Changes nothing, and shows no secret.
+    Exit 1 where there is a problem; a warning is none.
+
+    Example: [bold]gateway doctor --url https://hooks.example.com[/bold]
+    """
+    findings = asyncio.run(_examine()) if url is None else ask(url, DOCTOR, DoctorParams())
+    if as_json:
+        print_json(findings)
+    else:
+        _print(findings)
+    if any(finding["level"] == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _examine() -> list[Finding]:
+    installation, wrong = read_installation(os.environ)
+    return wrong + await examine(installation)
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    out = console()
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for level, style in STYLES.items():
+        for finding in findings:
+            if finding["level"] == level:
+                table.add_row(Text(level, style=style), finding["about"], _told(finding))
+    out.print(table)
+    counts = {level: sum(f["level"] == level for f in findings) for level in STYLES}
+    out.print(
+        f"\n{_many(counts['problem'], 'problem')}, {_many(counts['warning'], 'warning')},"
+        f" {counts['ok']} in order"
+    )
+
+
+def _told(finding: Finding) -> Text:
+    text = Text(printable(finding["found"]))
+    if finding["advice"] is not None:
+        text.append(f"\n{printable(finding['advice'])}", style="dim")
+    return text
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -1,0 +1,101 @@
+-- name: read_durability
+-- Whether commits survive.
+select current_setting('fsync') as fsync, current_setting('full_page_writes') as full_page_writes,
+       current_setting('synchronous_commit') as synchronous_commit;
+
+-- name: read_privileges
+-- What this role may not do with the ledger, and whether it could migrate it. Also where it may do nothing.
+with ledger as (
+    select oid, nspowner from pg_namespace where nspname = 'gateway'
+), tables as (
+    select c.oid, c.relname, c.relowner
+    from pg_class c join ledger on c.relnamespace = ledger.oid
+    where c.relkind = 'r'
+)
+select current_user::text as role,
+       exists (select from ledger) as is_there,
+       array (
+           select 'usage on schema gateway' from ledger where not has_schema_privilege(oid, 'usage')
+           union all
+           select * from (
+               select privilege || ' on gateway.' || relname
+               from tables
+               cross join unnest(array['select', 'insert', 'update', 'delete']) as privilege
+               where not has_table_privilege(oid, privilege)
+                 and (relname <> 'migrations' or privilege = 'select')
+               order by relname, privilege
+           ) lacking
+       ) as missing,
+       has_function_privilege('pg_advisory_xact_lock(bigint)', 'execute') as may_lock,
+       case when exists (select from ledger)
+            then (select has_schema_privilege(oid, 'create') from ledger)
+                 and not exists (select from tables where not pg_has_role(relowner, 'usage'))
+            else has_database_privilege(current_database(), 'create') end as may_migrate,
+       coalesce((select pg_get_userbyid(nspowner)::text from ledger),
+                (select pg_get_userbyid(datdba)::text from pg_database
+                 where datname = current_database())) as owner;
+
+-- name: read_limits
+-- How many connections this role may have at the most, and what says so.
+select most, by
+from (
+    values
+        (current_setting('max_connections')::integer
+         - current_setting('superuser_reserved_connections')::integer
+         - coalesce(current_setting('reserved_connections', true), '0')::integer, 'max_connections'),
+        ((select rolconnlimit from pg_roles where rolname = current_user),
+         'the role''s connection limit'),
+        ((select datconnlimit from pg_database where datname = current_database()),
+         'the database''s connection limit')
+) as limits (most, by)
+where most >= 0
+order by most
+limit 1;
+
+-- name: find_idle_transactions
+-- Transactions that somebody left open for longer than this, and the oldest of them.
+select count(*) as sessions, (array_agg(pid order by xact_start))[1] as pid,
+       (array_agg(application_name order by xact_start))[1] as application,
+       max(now() - xact_start) as age
+from pg_stat_activity
+where datname = current_database() and state like 'idle in transaction%'
+  and xact_start < now() - $1::interval;
+
+-- name: list_bloated
+-- Tables of the ledger with more dead rows than others, and more than so many.
+select relname as name, n_dead_tup as dead, n_live_tup as live
+from pg_stat_user_tables
+where schemaname = 'gateway' and n_dead_tup > greatest(n_live_tup, $1)
+order by n_dead_tup desc;
+
+-- name: has_events
+-- Whether anything ever came in by this route (primary key, which `exists` alone would not take).
+select count(*) > 0
+from (select from gateway.processed_events where route = $1 order by event_id limit 1) one;
+
+-- name: find_oldest_dead
+-- The dead letter that has waited for longest (deliveries_dead).
+select route, handler, finished_at
+from gateway.deliveries
+where status = 'dead'
+order by finished_at, id
+limit 1;
+
+-- name: count_overdue
+-- Of the oldest events (processed_events_received): those whose keys should have been forgotten this long
+-- ago, and which nothing keeps.
+select count(*) as n, min(e.received_at) as oldest_at
+from (
+    select route, event_id, received_at
+    from gateway.processed_events
+    order by received_at, route, event_id
+    limit 100
+) e
+join unnest($1::text[], $2::interval[]) as kept (route, key) using (route)
+where e.received_at < now() - kept.key - $3::interval
+  and not exists (
+      select from gateway.deliveries d
+      where d.route = e.route and d.event_id = e.event_id
+        and (d.status in ('pending', 'running', 'dead')
+             or d.finished_at >= now() - kept.key - $3::interval)
+  );

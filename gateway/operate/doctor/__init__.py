@@ -1,0 +1,1 @@
+"""Checks the whole installation, and says what to do about each finding."""

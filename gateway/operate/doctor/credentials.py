@@ -1,0 +1,132 @@
+"""Secrets: that they can be had, look like what their provider gives out, and are told apart."""
+
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway.development import read_secrets, stand_ins
+from gateway.operate.doctor.finding import Finding, ok, problem, warning
+from gateway.operate.doctor.installation import Installation
+from gateway.routes import Route
+from gateway.secrets import SecretRef, SecretUnusable, resolve, resolve_token
+
+SHORT: Final = 16
+"""A secret with fewer characters can be guessed from one signed request."""
+
+TELLING: Final = {
+    "sk_": "a Stripe API key",
+    "rk_": "a Stripe API key",
+    "pk_": "a Stripe publishable key",
+    "ghp_": "a GitHub token",
+    "github_pat_": "a GitHub token",
+    "gho_": "a GitHub token",
+}
+LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def check_credentials(installation: Installation) -> Iterator[Finding]:
+    """Every route's, never shown."""
+    values: dict[bytes, list[str]] = {}
+    for route in installation.routes:
+        found = list(_of_route(installation, route, values))
+        yield from found
+        if route.secrets and not found:
+            count = len(route.secrets)
+            what = "token" if route.provider.is_queue else "secret"
+            yield ok(_about(route), f"{count} {what}{'s' if count > 1 else ''} in order")
+        yield from _api_key(installation, route)
+    yield from _shared(values)
+    yield from _made_up(installation)
+
+
+def _of_route(
+    installation: Installation, route: Route, values: dict[bytes, list[str]]
+) -> Iterator[Finding]:
+    development = read_secrets(installation.settings.dev_secrets)
+    read = resolve_token if route.provider.is_queue else resolve
+    for ref in route.secrets:
+        try:
+            value = read(ref, installation.environ, development)
+        except SecretUnusable as error:
+            yield problem(_about(route), f"found {error.found}", f"expected {error.expected}")
+            continue
+        values.setdefault(value, []).append(route.name)
+        if not route.provider.is_queue:
+            yield from _shape(route, ref, value.decode("utf-8", "replace"))
+
+
+def _shape(route: Route, ref: SecretRef, text: str) -> Iterator[Finding]:
+    about = _about(route)
+    other = next((what for start, what in TELLING.items() if text.startswith(start)), None)
+    if text[0] == text[-1] and text[0] in "\"'":
+        yield problem(about, f"{ref} stands in quotes", "take them away: they count as its own")
+    elif other is not None:
+        yield problem(about, f"{ref} is {other}", f"put in the signing secret of {_where(route)}")
+    elif route.provider.name == "stripe" and not text.startswith("whsec_"):
+        yield problem(
+            about,
+            f"{ref} does not begin with whsec_",
+            f"put in the signing secret of {_where(route)}",
+        )
+    elif len(text) < SHORT:
+        yield warning(about, f"{ref} has only {len(text)} characters", "make a longer one")
+    elif any(char.isspace() for char in text):
+        yield warning(about, f"{ref} has a space in it", "is it one secret, and all of it?")
+
+
+def _where(route: Route) -> str:
+    return {
+        "stripe": "the endpoint (Dashboard, Developers, Webhooks)",
+        "github": "the hook (Settings, Webhooks)",
+    }.get(route.provider.name, "the sender")
+
+
+def _api_key(installation: Installation, route: Route) -> Iterator[Finding]:
+    """Workers need it; where this is examined it may be missing for a reason."""
+    if route.api_key is None:
+        return
+    try:
+        key = resolve(route.api_key, installation.environ, {})
+    except SecretUnusable as error:
+        yield warning(
+            _about(route), f"api_key: found {error.found}", "set it for workers; serve needs none"
+        )
+        return
+    if route.provider.name == "stripe" and not key.startswith((b"sk_", b"rk_")):
+        yield problem(
+            _about(route),
+            f"api_key: {route.api_key} begins neither with sk_ nor with rk_",
+            "put in a secret or restricted key of Stripe's (Dashboard, Developers, API keys)",
+        )
+    else:
+        yield ok(_about(route), "has an api_key")
+
+
+def _shared(values: dict[bytes, list[str]]) -> Iterator[Finding]:
+    for routes in values.values():
+        names = sorted(set(routes))
+        if len(names) > 1:
+            yield warning(
+                "secrets",
+                f"the routes {', '.join(names)} have the same secret: what is signed for one is"
+                " valid at the other",
+                "give each its own",
+            )
+
+
+def _made_up(installation: Installation) -> Iterator[Finding]:
+    settings = installation.settings
+    references = [str(ref) for route in installation.routes for ref in route.secrets]
+    used = stand_ins(settings.dev_secrets, references, installation.environ)
+    if not used:
+        return
+    told = f"{', '.join(used)}: a made-up development secret is used"
+    host = urlsplit(settings.public_url or "").hostname
+    if host is not None and host not in LOCAL:
+        yield problem("secrets", told, "set the provider's own: nobody signs with a made-up one")
+    else:
+        yield warning("secrets", told, "for real senders, set the provider's own")
+
+
+def _about(route: Route) -> str:
+    return f"route {route.name}"

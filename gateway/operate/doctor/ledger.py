@@ -1,0 +1,167 @@
+"""What the ledger tells of the running installation: workers, routes, dead letters, retention."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from gateway.ledger.connection import Connection
+from gateway.ledger.queries import QUERIES
+from gateway.ledger.tallies import REQUESTS
+from gateway.notation.quantities import format_duration, format_roughly
+from gateway.operate.doctor.finding import Finding, ok, problem, warning
+from gateway.operate.doctor.installation import Installation
+from gateway.operate.status.attention import OF_THE_WORK
+from gateway.operate.status.figures import ANSWERS, Figures, read_figures
+from gateway.operate.status.look import look
+from gateway.operate.status.report import Status, WorkerState
+from gateway.routes import Route
+from gateway.sweep.sweeper import VERSION
+
+WORK: Final = "work"
+WORKERS: Final = "workers"
+RETENTION: Final = "retention"
+OLD_DEAD: Final = timedelta(days=7)
+LATE: Final = timedelta(days=1)
+"""How far behind a prune may be: events are looked at again every few hours."""
+
+PASTE: Final = {
+    "stripe": "Stripe: Dashboard, Developers, Webhooks, Add endpoint",
+    "github": "GitHub: Settings, Webhooks, Add webhook, content type application/json",
+}
+
+
+async def check_ledger(installation: Installation, connection: Connection) -> list[Finding]:
+    """All of it."""
+    names = [route.name for route in installation.routes]
+    status = await look(installation.settings, connection, names)
+    figures = await read_figures(connection, status["at"])
+    findings = [*_work(status), *_workers(installation, status["workers"])]
+    for route in installation.routes:
+        findings += await _route(installation, connection, route, figures, status)
+    findings += await _dead(installation, connection, status)
+    findings += await _retention(installation, connection)
+    return findings
+
+
+def _work(status: Status) -> Iterator[Finding]:
+    """What `gateway status` would say of it."""
+    told = [attention for check in OF_THE_WORK for attention in check(status)]
+    for attention in told:
+        make = problem if attention["level"] == "problem" else warning
+        yield make(WORK, attention["text"], attention["advice"])
+    if not told:
+        yield ok(WORK, "nothing is dead, behind, orphaned or paused")
+
+
+def _workers(installation: Installation, workers: Sequence[WorkerState]) -> Iterator[Finding]:
+    if not workers:
+        return  # which is told as a problem of the work
+    yield ok(WORKERS, f"{len(workers)} alive")
+    for worker in workers:
+        if worker["version"] != VERSION:
+            yield warning(
+                WORKERS,
+                f"{_name(worker)} runs version {worker['version'] or 'of before'}, this is"
+                f" {VERSION}",
+                "fine while a deploy is under way; else restart it with the new code",
+            )
+    yield from _handlers(installation, workers)
+
+
+def _handlers(installation: Installation, workers: Sequence[WorkerState]) -> Iterator[Finding]:
+    served = {name for worker in workers for name in worker["handlers"]}
+    for worker in workers:
+        if lacking := sorted(served - set(worker["handlers"])):
+            yield warning(
+                WORKERS,
+                f"{_name(worker)} lacks {_some(lacking)}, which others have",
+                "fine while a deploy is under way; else it runs other code",
+            )
+    if installation.registry is not None:
+        ours = {" ".join(subscription.key) for subscription in installation.registry.subscriptions}
+        if nowhere := sorted(ours - served):
+            yield problem(
+                WORKERS, f"no worker has {_some(nowhere)}", "restart the workers with this code"
+            )
+
+
+def _name(worker: WorkerState) -> str:
+    return f"the worker on {worker['host']}, pid {worker['pid']},"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+async def _route(
+    installation: Installation,
+    connection: Connection,
+    route: Route,
+    figures: Figures,
+    status: Status,
+) -> list[Finding]:
+    about = f"route {route.name}"
+    last_at = figures.last_at.get((route.name, REQUESTS, "accepted"))
+    refused = _last_refusal(route.name, figures)
+    if last_at is None and await connection.fetchval(QUERIES["has_events"], route.name):
+        return [ok(about, "has had events, the last one before they were counted")]
+    if refused is not None and (last_at is None or refused[1] > last_at):
+        code, at = refused
+        since = "and no event was accepted since" if last_at else "and no event was ever accepted"
+        told = f"a request was refused as {code} {format_roughly(status['at'] - at)} ago, {since}"
+        return [warning(about, told, "see what comes: the log of `gateway serve` says why")]
+    if last_at is not None:
+        return [ok(about, f"the last event came {format_roughly(status['at'] - last_at)} ago")]
+    if route.provider.is_queue:
+        return [ok(about, "has had no job yet")]
+    where = PASTE.get(route.provider.name, "the sender's settings")
+    url = installation.base_url + route.path
+    return [warning(about, "has never had an event", f"paste {url} into {where}")]
+
+
+def _last_refusal(route: str, figures: Figures) -> tuple[str, datetime] | None:
+    times = [
+        (at, outcome)
+        for (name, handler, outcome), at in figures.last_at.items()
+        if name == route and handler == REQUESTS and outcome.isupper() and outcome not in ANSWERS
+    ]
+    if not times:
+        return None
+    at, outcome = max(times)
+    return outcome, at
+
+
+async def _dead(
+    installation: Installation, connection: Connection, status: Status
+) -> list[Finding]:
+    row = await connection.fetchrow(QUERIES["find_oldest_dead"])
+    if row is None or status["at"] - row["finished_at"] < OLD_DEAD:
+        return []
+    kept = {route.name: route.retention.dead for route in installation.routes}
+    age = format_roughly(status["at"] - row["finished_at"])
+    told = f"the oldest dead letter ({row['handler']}) has waited for {age}"
+    if row["route"] in kept:
+        told += f"; after {format_duration(kept[row['route']])} it is given up (retention.dead)"
+    return [warning(WORK, told, "decide: `gateway replay` or `gateway discard`")]
+
+
+async def _retention(installation: Installation, connection: Connection) -> list[Finding]:
+    routes = installation.routes
+    if not routes:
+        return []
+    [row] = await connection.fetch(
+        QUERIES["count_overdue"],
+        [route.name for route in routes],
+        [route.retention.key for route in routes],
+        LATE,
+    )
+    if not row["n"]:
+        return [ok(RETENTION, "keeps up")]
+    return [
+        warning(
+            RETENTION,
+            f"events of {row['oldest_at']:%Y-%m-%d} should have been forgotten",
+            "workers prune: is one alive, and does its log say prune_failed?",
+        )
+    ]

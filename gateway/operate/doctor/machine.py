@@ -1,0 +1,104 @@
+"""This machine: the data directory with its spool, and open files."""
+
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gateway.notation.quantities import format_size_roughly
+from gateway.operate.doctor.finding import Finding, ok, problem, warning
+from gateway.operate.doctor.installation import Installation
+from gateway.receive.listening import OTHER_FILES
+from gateway.spool.look import look_at
+from gateway.spool.spool import SPOOL_DIRECTORY
+
+MACHINE: Final = "this machine"
+SPOOL: Final = "spool"
+
+
+def check_machine(installation: Installation) -> list[Finding]:
+    """What only this machine knows. Reads the disk, so it belongs in a thread."""
+    return [*_data_dir(installation), *_spool(installation), *_descriptors(installation)]
+
+
+def _data_dir(installation: Installation) -> Iterator[Finding]:
+    settings = installation.settings
+    directory = settings.data_dir.absolute()
+    there = _nearest(directory)
+    reason = _cannot_write(there)
+    if reason is not None:
+        yield problem(
+            MACHINE,
+            f"{directory} cannot be written ({reason}): nothing can be spooled",
+            "give it to the account that runs serve, or name another GATEWAY_DATA_DIR",
+        )
+        return
+    free = shutil.disk_usage(there).free
+    room = format_size_roughly(free)
+    if free < settings.spool_size:
+        yield warning(
+            MACHINE,
+            f"{directory} has {room} left, and the spool may take"
+            f" {format_size_roughly(settings.spool_size)}",
+            "make room, or lower GATEWAY_SPOOL_SIZE",
+        )
+    else:
+        yield ok(MACHINE, f"{directory} can be written, {room} are free")
+
+
+def _nearest(directory: Path) -> Path:
+    """It, or what it would be made in."""
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return directory
+
+
+def _cannot_write(directory: Path) -> str | None:
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _spool(installation: Installation) -> Iterator[Finding]:
+    settings = installation.settings
+    never_again = [route.name for route in installation.routes if route.spools]
+    if not settings.spool_size:
+        if never_again:
+            yield warning(
+                SPOOL,
+                f"GATEWAY_SPOOL_SIZE is 0: while Postgres is away, events of"
+                f" {', '.join(never_again)} are lost, whose sender does not retry",
+                "set it to some GiB",
+            )
+        return
+    stock = look_at(settings.data_dir / SPOOL_DIRECTORY)
+    for piece in stock.unreadable:
+        yield problem(
+            SPOOL, f"{piece} cannot be read", "acknowledged events may be in it: keep the file"
+        )
+    if stock.events:
+        yield warning(
+            SPOOL,
+            f"{stock.events:,} events wait to be claimed",
+            "they are, as soon as a serve on this machine reaches Postgres",
+        )
+    elif not stock.unreadable:
+        yield ok(SPOOL, "empty")
+
+
+def _descriptors(installation: Installation) -> Iterator[Finding]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = installation.settings.max_connections + OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        yield warning(
+            MACHINE,
+            f"at most {hard:,} files may be open, GATEWAY_MAX_CONNECTIONS needs {needed:,}",
+            "raise the hard limit (LimitNOFILE, ulimit -Hn), or lower the setting",
+        )
+    else:
+        yield ok(MACHINE, f"enough files may be open (process {os.getpid()})")

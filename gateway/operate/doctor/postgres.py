@@ -1,0 +1,156 @@
+"""Postgres: version, schema, privileges, durability, room for our connections, vacuum."""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from gateway.errors import SchemaMismatch, StorageUnavailable
+from gateway.ledger.connection import Connection
+from gateway.ledger.migrate import applied_version, check_version, read_migrations
+from gateway.ledger.queries import QUERIES
+from gateway.notation.quantities import format_roughly
+from gateway.operate.doctor.finding import Finding, ok, problem, warning
+from gateway.operate.doctor.installation import Installation
+from gateway.worker import LEASE_CONNECTIONS, LEDGER_CONNECTIONS
+
+POSTGRES: Final = "Postgres"
+OLDEST: Final = 14
+"""The oldest major version for which there still are security fixes."""
+
+SERVE_CONNECTIONS: Final = 13
+"""Claims, jobs, tallies, the Admin API, questions after jobs, and readiness."""
+
+LONG: Final = timedelta(minutes=5)
+UNSEEN: Final = frozenset({"usage on schema gateway", "select on gateway.migrations"})
+"""Without these not even the schema's version can be had."""
+
+MANY_DEAD_ROWS: Final = 1_000_000
+
+
+async def check_postgres(installation: Installation, connection: Connection) -> list[Finding]:
+    """Everything about the server; of the schema, what this role may see of it."""
+    findings = [*_version(await _one(connection, "describe_server"))]
+    findings += _durability(await _one(connection, "read_durability"))
+    findings += _connections(installation, await _one(connection, "read_limits"))
+    findings += _idle(await _one(connection, "find_idle_transactions", LONG))
+    privileges = await _one(connection, "read_privileges")
+    if privileges["is_there"]:
+        findings += _privileges(privileges)
+    if not UNSEEN & set(privileges["missing"]):
+        findings.append(await _schema(connection))
+        for table in await connection.fetch(QUERIES["list_bloated"], MANY_DEAD_ROWS):
+            findings.append(_bloated(dict(table)))
+    return findings
+
+
+def is_usable(findings: Sequence[Finding]) -> bool:
+    """Whether the ledger itself can be read."""
+    return any(f["found"].startswith("schema ") and f["level"] == "ok" for f in findings)
+
+
+async def _one(connection: Connection, query: str, *arguments: Any) -> dict[str, Any]:
+    [row] = await connection.fetch(QUERIES[query], *arguments)
+    return dict(row)
+
+
+def _version(server: dict[str, Any]) -> Iterator[Finding]:
+    version = str(server["version"]).split()[0]
+    if int(version.split(".")[0].rstrip("abcdefghijklmnopqrstuvwxyz")) < OLDEST:
+        yield warning(
+            POSTGRES,
+            f"version {version}, which is out of support",
+            f"upgrade: {OLDEST} or newer, 15 and 18 are tested",
+        )
+    else:
+        yield ok(POSTGRES, f"reachable, version {version}")
+
+
+async def _schema(connection: Connection) -> Finding:
+    present, wanted = await applied_version(connection), read_migrations()[-1].version
+    try:
+        await check_version(connection)
+    except SchemaMismatch as error:
+        advice = "run `gateway migrate`" if present < wanted else "upgrade the gateway"
+        return problem(POSTGRES, str(error).partition(": run")[0].partition(": upgrade")[0], advice)
+    except StorageUnavailable as error:
+        return problem(POSTGRES, str(error), "name the primary in GATEWAY_DATABASE_URL")
+    if present > wanted:
+        return ok(POSTGRES, f"schema {present}, newer than this code ({wanted}), which still fits")
+    return ok(POSTGRES, f"schema {present}, as this code needs it")
+
+
+def _durability(settings: dict[str, Any]) -> Iterator[Finding]:
+    for name in ("fsync", "full_page_writes"):
+        if settings[name] == "off":
+            yield problem(
+                POSTGRES,
+                f"{name} is off: a power cut loses or corrupts what was acknowledged",
+                f"set {name} = on in postgresql.conf and reload",
+            )
+    if settings["synchronous_commit"] == "off":
+        yield warning(
+            POSTGRES,
+            "synchronous_commit is off: the gateway turns it on for its own commits only",
+            "turn it on, unless your other writes may be lost in a crash",
+        )
+    if "off" not in settings.values():
+        yield ok(POSTGRES, "commits wait for the disk")
+
+
+def _privileges(found: dict[str, Any]) -> Iterator[Finding]:
+    role = found["role"]
+    if found["missing"]:
+        some = ", ".join(found["missing"][:3])
+        more = f" and {len(found['missing']) - 3} more" if len(found["missing"]) > 3 else ""
+        yield problem(
+            POSTGRES,
+            f"the role {role} lacks {some}{more}",
+            "grant usage on schema gateway, and select, insert, update, delete on all its tables,"
+            f" to {role}",
+        )
+    elif not found["may_lock"]:
+        yield problem(
+            POSTGRES,
+            f"the role {role} may not take advisory locks",
+            f"grant execute on function pg_advisory_xact_lock(bigint) to {role}",
+        )
+    else:
+        yield ok(POSTGRES, f"the role {role} may read and write the ledger")
+    if not found["may_migrate"]:
+        yield ok(
+            POSTGRES,
+            f"the role {role} cannot migrate: run `gateway migrate` as {found['owner']}",
+        )
+
+
+def _connections(installation: Installation, limits: dict[str, Any]) -> Iterator[Finding]:
+    per_worker = installation.settings.concurrency + LEASE_CONNECTIONS + LEDGER_CONNECTIONS
+    needed = per_worker + SERVE_CONNECTIONS
+    told = f"a worker needs up to {per_worker}, a serve {SERVE_CONNECTIONS}"
+    if needed > limits["most"]:
+        yield warning(
+            POSTGRES,
+            f"{limits['most']} connections are allowed ({limits['by']}), {told}",
+            f"raise {limits['by']}, or lower GATEWAY_CONCURRENCY",
+        )
+    else:
+        yield ok(POSTGRES, f"{limits['most']} connections are allowed, {told}")
+
+
+def _bloated(table: dict[str, Any]) -> Finding:
+    return warning(
+        POSTGRES,
+        f"gateway.{table['name']} has {table['dead']:,} dead rows beside {table['live']:,}",
+        "is autovacuum on? A transaction that somebody left open holds it up, too",
+    )
+
+
+def _idle(found: dict[str, Any]) -> Iterator[Finding]:
+    if found["sessions"]:
+        yield warning(
+            POSTGRES,
+            f"{found['sessions']} transactions are open and idle, the oldest"
+            f" ({found['application'] or 'unnamed'}, pid {found['pid']}) for"
+            f" {format_roughly(found['age'])}: vacuum cannot clean up behind it",
+            f"end it: select pg_terminate_backend({found['pid']})",
+        )
