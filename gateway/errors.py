@@ -7,6 +7,8 @@ GatewayError
 │   └── BadPayload · BadJob · TooLarge · BodyTimeout
 ├── StorageUnavailable   ours to fix; the sender is told to come back
 │   └── SpoolUnavailable
+├── ProviderFailed       a provider's API refuses us, or does not answer; one line says why
+│   └── RateLimited      it is to be asked again later
 ├── SchemaMismatch       the ledger's schema and this code do not fit: migrate, or upgrade the code
 ├── EngineFailed         an embedded Postgres or Redis could not be found, started or stopped
 ├── CommandFailed        a command could not do what was asked; one line says why; exit 1
@@ -125,6 +127,14 @@ class StorageUnavailable(GatewayError):
 
 class SpoolUnavailable(StorageUnavailable):
     """Nor could it be kept on the local disk meanwhile."""
+
+
+class ProviderFailed(GatewayError):
+    """A provider's API refused what we asked, did not answer, or answered nonsense."""
+
+
+class RateLimited(ProviderFailed):
+    """The provider wants to be left alone for longer than a run waits."""
 
 
 class SchemaMismatch(GatewayError):

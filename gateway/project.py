@@ -15,6 +15,7 @@ from gateway.routes import (
     check_alerts,
     check_api_keys,
     check_destinations,
+    check_hook_keys,
     check_secrets,
     load_config,
 )
@@ -61,9 +62,11 @@ def load_project(
         api_keys = _collect(problems, lambda: check_api_keys(config, environ))
         destinations = _collect(problems, lambda: check_destinations(config, environ))
         alerts = _collect(problems, lambda: check_alerts(config, environ))
+        _collect(problems, lambda: check_hook_keys(config, environ))
     registry = _collect(problems, lambda: load_registry(config))
     if (
-        registry is None
+        problems
+        or registry is None
         or secrets is None
         or api_keys is None
         or destinations is None

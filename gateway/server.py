@@ -37,6 +37,7 @@ from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import BoundedHttpProtocol, State
 from gateway.receive.queue_door import QueueDoor
 from gateway.receive.queues import Queues
+from gateway.receive.refused import Refused
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
 
 KEEP_ALIVE_S: Final = 75
@@ -69,6 +70,7 @@ def build_app(project: Project, state: State) -> App:
         metrics=metrics,
         tallies=tallies,
     )
+    refused = Refused(url)
     queues = Queues(
         url,
         {route.name: project.secrets[route.name] for route in project.config.open_queues},
@@ -88,7 +90,7 @@ def build_app(project: Project, state: State) -> App:
         return _spools(project) and spool is not None and spool.working and claimer.working
 
     return App(
-        _doors(project, reception, spool) | _job_doors(project, reception, jobs_claimer),
+        _doors(project, reception, spool, refused) | _job_doors(project, reception, jobs_claimer),
         queues,
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
@@ -100,18 +102,22 @@ def build_app(project: Project, state: State) -> App:
             spool,
             queues,
             front,
+            refused,
             keeping(tallies, url, every=settings.sweep),
         ),
     )
 
 
-def _doors(project: Project, reception: Reception, spool: Spool | None) -> dict[str, Door]:
+def _doors(
+    project: Project, reception: Reception, spool: Spool | None, refused: Refused
+) -> dict[str, Door]:
     return {
         route.path: Endpoint(
             route,
             reception,
             secrets=[secret.reveal() for secret in project.secrets[route.name]],
             spool=spool if route.spools else None,
+            refused=refused,
         )
         for route in project.config.doors
     }
@@ -145,6 +151,7 @@ def _lifespan(
     spool: Spool | None,
     queues: Queues,
     front: FrontOffice,
+    refused: Refused,
     kept: AbstractAsyncContextManager[None],
 ) -> Lifespan[Starlette]:
     @contextlib.asynccontextmanager
@@ -162,6 +169,7 @@ def _lifespan(
         finally:
             await front.close()
             queues.close()
+            await refused.stop()
             if spool is not None:
                 await spool.stop()
             for claimer in claimers:

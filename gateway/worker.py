@@ -27,6 +27,7 @@ from gateway.ledger.tallies import Tallies, TallyKeeper
 from gateway.ledger.turns import StuckTurns, keep_policies
 from gateway.outbound.client import Client
 from gateway.project import Project, database_url
+from gateway.reconcile.schedule import Schedule
 from gateway.run.bench import Workbench
 from gateway.run.forward import Forwarder
 from gateway.run.intake import Intake
@@ -83,6 +84,7 @@ class Worker:
             asyncio.create_task(self._runner.beat_forever(), name="beat"),
             asyncio.create_task(self._sweeper.sweep_forever(), name="sweep"),
             asyncio.create_task(self._teller(bench.ledger).tell_forever(), name="alerts"),
+            asyncio.create_task(self._schedule(bench.ledger).run_forever(), name="reconcile"),
         ]
         handlers = len(self._subscriptions)
         log.info("worker_started", handlers=handlers, slots=self._settings.concurrency)
@@ -199,6 +201,15 @@ class Worker:
             alerts=self._project.config.alerts,
             destinations=self._project.alerts,
             every=self._settings.sweep,
+        )
+
+    def _schedule(self, ledger: Pool) -> Schedule:
+        return Schedule(
+            ledger,
+            url=self._url,
+            config=self._project.config,
+            registry=self._project.registry,
+            hint=self.hint,
         )
 
     async def _pool(

@@ -15,6 +15,7 @@ from gateway.cli import (
     pause,
     processes,
     publish,
+    reconcile,
     rehearse,
     send,
     setup,
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, rehearse, send, publish, status, doctor, look, show, act, alerts,
-    orders, pause, forget,
+    orders, pause, forget, reconcile,
 ):  # fmt: skip
     group.register(app)
 

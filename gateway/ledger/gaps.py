@@ -39,9 +39,7 @@ class Gap:
     """A missing event, to be recovered now."""
 
     event_id: str
-    type: str
     handle: str
-    occurred_at: datetime
 
 
 async def find_unseen(connection: Executor, route: str, event_ids: Sequence[str]) -> set[str]:
@@ -65,7 +63,7 @@ async def adopt_gaps(connection: Executor, route: str, run_id: int, *, again: bo
 
 
 async def close_gaps(connection: Executor, run_id: int) -> int:
-    """Closes what has arrived by now; returns how many are still open."""
+    """Closes what has arrived by now; returns how many that were asked for have not."""
     left: int = await connection.fetchval(QUERIES["close_gaps"], run_id)
     return left
 
@@ -94,19 +92,11 @@ async def give_up_old(
 
 
 async def next_gaps(
-    connection: Executor, run_id: int, *, pause: timedelta, limit: int
+    connection: Executor, run_id: int, *, pause: timedelta, until: datetime, limit: int
 ) -> list[Gap]:
     """What the run has to recover next, oldest first."""
-    rows = await connection.fetch(QUERIES["next_gaps"], run_id, pause, limit)
-    return [
-        Gap(
-            event_id=row["event_id"],
-            type=row["type"],
-            handle=row["handle"],
-            occurred_at=row["occurred_at"],
-        )
-        for row in rows
-    ]
+    rows = await connection.fetch(QUERIES["next_gaps"], run_id, pause, until, limit)
+    return [Gap(event_id=row["event_id"], handle=row["handle"]) for row in rows]
 
 
 async def ask_gap(connection: Executor, route: str, run_id: int, event_id: str) -> bool:
@@ -115,9 +105,11 @@ async def ask_gap(connection: Executor, route: str, run_id: int, event_id: str) 
     return asks is not None
 
 
-async def explain_gap(connection: Executor, route: str, event_id: str, reason: str) -> None:
-    """Why it was not recovered this time."""
-    await connection.execute(QUERIES["explain_gap"], route, event_id, reason)
+async def explain_gap(
+    connection: Executor, route: str, event_id: str, reason: str, *, was_asked: bool
+) -> None:
+    """Why it was not recovered this time; `was_asked`: whether the order may have been heard."""
+    await connection.execute(QUERIES["explain_gap"], route, event_id, reason, was_asked)
 
 
 async def count_reasons(connection: Executor, run_id: int) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import asyncpg
 
 from gateway.errors import CommandFailed, NotFound
-from gateway.ledger.connection import Connection, Executor
+from gateway.ledger.connection import Connection, Executor, Pooled
 from gateway.ledger.queries import QUERIES
 
 SCHEDULE: Final = "schedule"
@@ -42,7 +42,7 @@ class Scheduled:
 
 
 @asynccontextmanager
-async def reconciling(connection: Connection, route: str) -> AsyncIterator[None]:
+async def reconciling(connection: Connection | Pooled, route: str) -> AsyncIterator[None]:
     """The right to reconcile a route, which ends with the connection. Raises CommandFailed."""
     if not await connection.fetchval(QUERIES["take_reconciliation"], route):
         raise CommandFailed(f"a reconciliation of route {route!r} is under way")
@@ -78,6 +78,12 @@ async def resume(connection: Executor, id: int, floor: datetime) -> None:
         raise CommandFailed("another reconciliation of the route is under way") from None
     if found is None:
         raise CommandFailed(f"reconciliation {id} has come to its end: there is nothing to resume")
+
+
+async def start(connection: Executor, id: int) -> None:
+    """Takes a run up. Raises CommandFailed where it was stopped before."""
+    if await connection.fetchval(QUERIES["start_reconciliation"], id) is None:
+        raise CommandFailed(f"reconciliation {id} was stopped by another order")
 
 
 async def abandon(connection: Executor, route: str) -> None:

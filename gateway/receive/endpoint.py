@@ -11,11 +11,13 @@ from gateway.errors import Replayed, SpoolUnavailable, StorageUnavailable
 from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed, Verdict
 from gateway.ledger.making import make_claim
+from gateway.ledger.refusals import Refusal
 from gateway.model import Envelope
 from gateway.providers import Headers
 from gateway.receive import answers
 from gateway.receive.answers import Answer
 from gateway.receive.door import Door, Reception
+from gateway.receive.refused import Refused
 from gateway.routes import Route
 from gateway.spool.spool import Spool
 
@@ -30,12 +32,19 @@ class Endpoint(Door):
     """Answers the webhooks of one route."""
 
     def __init__(
-        self, route: Route, reception: Reception, *, secrets: Sequence[bytes], spool: Spool | None
+        self,
+        route: Route,
+        reception: Reception,
+        *,
+        secrets: Sequence[bytes],
+        spool: Spool | None,
+        refused: Refused,
     ) -> None:
         super().__init__(route, reception)
         self._provider = route.provider
         self._secrets = tuple(secrets)
         self._spool = spool
+        self._refusals = refused if route.reconcile is not None else None
         self._ledger_s = max(self._acknowledge_s - SPOOL_S, self._acknowledge_s / 2)
         self._flagged = reception.metrics.flagged.labels(route.name)
         self._spooled = reception.metrics.spooled.labels(route.name)
@@ -67,7 +76,7 @@ class Endpoint(Door):
         claim = await asyncio.to_thread(make) if len(body) > THREAD_BYTES else make()
         reached("claim.verified")
         claimed = await self._make_durable(claim)
-        self._note(envelope, claimed)
+        self._note(claim, claimed)
         self._count(claimed.verdict)
         reached("claim.answering")
         return answers.received(claimed.verdict, envelope.id)
@@ -98,8 +107,11 @@ class Endpoint(Door):
         )
         return self._provider.read(headers, body), hashlib.sha256(body).digest()
 
-    def _note(self, envelope: Envelope, claimed: Claimed) -> None:
+    def _note(self, claim: Claim, claimed: Claimed) -> None:
+        envelope = claim.envelope
         if claimed.verdict is Verdict.REPLAYED:
+            if self._refusals is not None:
+                self._refusals.note(Refusal(claim.route, envelope.id, claim.digest))
             raise Replayed(
                 f"event {envelope.id} has the bytes of {claimed.first_event_id}, claimed before"
             )

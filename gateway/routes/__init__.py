@@ -6,6 +6,7 @@ from gateway.routes.config import (
     Route,
     check_alerts,
     check_api_keys,
+    check_hook_keys,
     check_secrets,
     load_config,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "check_alerts",
     "check_api_keys",
     "check_destinations",
+    "check_hook_keys",
     "check_secrets",
     "json_schema",
     "load_config",

@@ -26,8 +26,10 @@ from gateway.routes.file import (
     known_keys,
 )
 from gateway.routes.forward import Forward, make_forward
+from gateway.routes.reconcile import Reconcile, read_reconcile
 from gateway.secrets import (
     API_KEY,
+    HOOK_KEY,
     LITERAL,
     Secret,
     SecretRef,
@@ -37,7 +39,7 @@ from gateway.secrets import (
 )
 
 PAYLOAD_RETENTION: Final = timedelta(days=14)
-SECRET_KEYS: Final = frozenset({"secrets", "tokens", "api_key"})
+SECRET_KEYS: Final = frozenset({"secrets", "tokens", "api_key", "token", "private_key"})
 OUTBOUND_KEYS: Final = frozenset({"url", "headers", "sign"})
 """Whose values can be secrets, also where they are not what they should be."""
 ALERT_KEYS: Final = frozenset({"alerts", "webhook", "slack", "url", "sign"})
@@ -67,6 +69,8 @@ class Route:
     retention: Retention
     line: int
     forwards: tuple[Forward, ...] = ()
+    reconcile: Reconcile | None = None
+    """How its provider is asked what it sent; None where nothing is said."""
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -157,6 +161,22 @@ def check_api_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Secr
 def check_alerts(config: Config, environ: Mapping[str, str]) -> AlertDestinations:
     """Where alerts go. Raises ConfigInvalid with every reference that leads nowhere."""
     return find_destinations(config.alerts, environ, config.problem)
+
+
+def check_hook_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Secret]:
+    """What GitHub is shown for `reconcile`, per route: a token, or an App's private key."""
+    problems: list[Problem] = []
+    keys: dict[str, Secret] = {}
+    for route in config.routes:
+        asked = route.reconcile
+        for name in ("token", "private_key"):
+            ref: SecretRef | None = None if asked is None else getattr(asked, name)
+            if ref is not None:
+                with _noting(config, ("routes", route.name, "reconcile", name), problems):
+                    keys[route.name] = Secret(resolve(ref, environ, {}, expected=HOOK_KEY))
+    if problems:
+        raise ConfigInvalid(problems)
+    return keys
 
 
 @contextmanager
@@ -265,6 +285,7 @@ def _route(
         retention=_retention(section.retention, provider),
         line=lines.of(("routes", name)) or 0,
         forwards=tuple(forwards),
+        reconcile=read_reconcile(section.reconcile, provider.name),
     )
 
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from gateway.model import Backoff, RetryPolicy, Spooling
+from gateway.model import Backoff, Rate, RetryPolicy, Spooling
 from gateway.notation.problems import Location
-from gateway.notation.quantities import Duration, format_duration
+from gateway.notation.quantities import Duration, format_duration, format_rate
 from gateway.providers import PROVIDERS
 from gateway.providers.publish import PUBLISH
 from gateway.routes.alerts import AlertsSection, AlertWebhookSection
@@ -38,6 +38,7 @@ from gateway.routes.checks import (
     Wait,
 )
 from gateway.routes.forward import ForwardRetrySection, Forwards, ForwardSection
+from gateway.routes.reconcile import ReconcileSection, check_reconcile
 from gateway.routes.section import Section
 
 RETRY: Final = RetryPolicy()
@@ -161,6 +162,10 @@ class RouteSection(HandlingSection):
         description="While Postgres is away: always acknowledge from the local disk, or never and"
         " answer 503. Default: always where the provider does not retry by itself.",
     )
+    reconcile: Annotated[ReconcileSection | None, AfterValidator(check_reconcile)] = Field(
+        default=None,
+        description="How to find out what the provider sent and the gateway never got.",
+    )
 
 
 def _knowing_its_provider(raw: Any) -> RouteSection | QueueSection:
@@ -220,6 +225,8 @@ def known_keys(location: Location, document: Mapping[str, Any]) -> list[str]:
             section = ForwardSection
         case ("routes", _, "forward", _, "retry"):
             section = ForwardRetrySection
+        case ("routes", _, "reconcile"):
+            section = ReconcileSection
         case _:
             section = RoutesFile
     return [field.alias or name for name, field in section.model_fields.items()]
@@ -235,7 +242,12 @@ class _FileSchema(GenerateJsonSchema):
     """Says it as the file does: durations as text, and an unset key left out, not null."""
 
     def encode_default(self, dft: Any) -> Any:
-        return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
+        match dft:
+            case timedelta():
+                return format_duration(dft)
+            case Rate():
+                return format_rate(dft.count, dft.period)
+        return super().encode_default(dft)
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])

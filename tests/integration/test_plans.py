@@ -216,7 +216,7 @@ def reconciling() -> Iterator[Case]:
         "close_gaps": (run,),
         "give_up_gaps": ("github", ids, ["gone"] * BATCH),
         "give_up_old_gaps": (run, 3, timedelta(minutes=5), NOW - 3 * DAY, NOW - 30 * DAY),
-        "next_gaps": (run, timedelta(minutes=5), BATCH),
+        "next_gaps": (run, timedelta(minutes=5), NOW, BATCH),
         "count_reasons": (run, BATCH),
         "list_gaps": (run, BATCH),
         "count_reconciliation": (run, None),
@@ -226,7 +226,7 @@ def reconciling() -> Iterator[Case]:
         yield Case(query=query, arguments=arguments, rows=BATCH)
     yield Case(query="adopt_gaps", arguments=("github", 1, True), rows=(EVENTS - PENDING_FROM) // 4)
     yield Case(query="ask_gap", arguments=("github", ids[0], run))
-    yield Case(query="explain_gap", arguments=("github", ids[0], "no answer"))
+    yield Case(query="explain_gap", arguments=("github", ids[0], "no answer", True))
     yield Case(query="forget_gaps", arguments=(DAY, STEP), rows=STEP)
     yield Case(query="forget_refusals", arguments=(DAY, STEP), rows=STEP)
 
@@ -399,7 +399,7 @@ ASIDE: Final = {
     "list_reconciliations", "list_totals", "list_workers", "mark_order", "note_sent",
     "note_unsent", "put_message", "read_clock", "read_durability", "read_limits",
     "read_privileges", "resume_order", "resume_reconciliation", "start_look", "start_prune",
-    "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
+    "start_reconciliation", "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""
 

@@ -30,6 +30,7 @@ SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
     "ack_within, api_key, forward, handlers, livemode, max_body, path, provider, receive_within,"
+    " reconcile,"
     " replay, retention, secrets, spool, tolerance, types"
 )
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"

@@ -17,6 +17,7 @@ from gateway.api.operations.orders import (
     STOP_ORDER,
 )
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
+from gateway.api.operations.reconcile import RECONCILE, RECONCILIATION, RECONCILIATIONS
 from gateway.api.operations.retention import ERASE, PRUNE
 from gateway.api.operations.status import STATUS
 
@@ -43,4 +44,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     AUDIT,
     ALERTS,
     TEST_ALERTS,
+    RECONCILE,
+    RECONCILIATIONS,
+    RECONCILIATION,
 )

@@ -18,6 +18,8 @@ create table gateway.reconciliations (
     dry_run       boolean     not null,
     status        text        not null default 'running'
                   check (status in ('running', 'done', 'failed', 'stopped')),
+    -- Whether a process has taken it up, and holds the route's advisory lock for as long as it lives.
+    taken         boolean     not null default false,
     phase         text        not null default 'listing'
                   check (phase in ('listing', 'recovering', 'waiting')),
     -- The provider's place in its listing, to go on from.

@@ -38,8 +38,9 @@ where route = $1 and status in ('missing', 'asked') and run_id <> $2;
 
 -- name: close_gaps
 -- What has arrived is recovered; what was refused as REPLAYED has been seen, and was no gap (gaps_run).
+-- Returns how many that the run asked for are still to come.
 with open as materialized (
-    select route, event_id
+    select route, event_id, asked_run
     from gateway.gaps
     where run_id = $1 and status in ('missing', 'asked')
 ), recovered as (
@@ -58,8 +59,10 @@ with open as materialized (
                   where f.route = o.route and f.event_id = o.event_id)
     returning g.event_id
 )
-select (select count(*) from open) - (select count(*) from recovered)
-       - (select count(*) from refused) as left_open;
+select count(*)
+from open
+where asked_run = $1 and event_id not in (select event_id from recovered)
+  and event_id not in (select event_id from refused);
 
 -- name: give_up_gaps
 -- Says why these cannot be recovered (primary key).
@@ -81,13 +84,14 @@ where run_id = $1 and status in ('missing', 'asked')
 
 -- name: next_gaps
 -- What a run has to recover next, oldest first: not what it has asked for already, nor what was asked
--- for a moment ago, nor what may be older than the ledger remembers (gaps_run).
-select event_id, type, handle, occurred_at, asks
+-- for or delivered a moment ago, nor what may be older than the ledger remembers (gaps_run).
+select event_id, handle
 from gateway.gaps
 where run_id = $1 and status in ('missing', 'asked') and is_first
   and asked_run is distinct from $1 and coalesce(asked_at, '-infinity') < now() - $2::interval
+  and handled_at <= $3
 order by occurred_at, event_id
-limit $3;
+limit $4;
 
 -- name: ask_gap
 -- Before a redelivery is asked for (primary key); no row where the event has arrived meanwhile.
@@ -99,8 +103,12 @@ where g.route = $1 and g.event_id = $2 and g.status in ('missing', 'asked')
 returning asks;
 
 -- name: explain_gap
--- Why it was not recovered this time (primary key).
-update gateway.gaps set reason = $3 where route = $1 and event_id = $2 and status in ('missing', 'asked');
+-- Why it was not recovered this time, and whether that counts as asked for (primary key).
+update gateway.gaps
+set reason = $3, status = case when $4 then status else 'missing' end,
+    asks = case when $4 then asks else asks - 1 end,
+    asked_run = case when $4 then asked_run end
+where route = $1 and event_id = $2 and status = 'asked';
 
 -- name: count_reasons
 -- What a run could not recover, by reason (gaps_run).

@@ -22,10 +22,18 @@ with begun as (
 select id from begun;
 
 -- name: resume_reconciliation
--- Goes on with a run that has not come to its end, unless another one of its route runs.
+-- Lets a run be gone on with that has not come to its end, unless another one of its route runs.
 update gateway.reconciliations
-set status = 'running', error = null, stepped_at = now(), finished_at = null, since = greatest(since, $2)
-where id = $1 and status in ('running', 'stopped', 'failed')
+set status = 'running', taken = false, error = null, stepped_at = now(), finished_at = null,
+    since = greatest(since, $2)
+where id = $1 and status in ('stopped', 'failed')
+returning id;
+
+-- name: start_reconciliation
+-- A process takes a run up that was begun; no row where it was stopped before.
+update gateway.reconciliations
+set taken = true, stepped_at = now()
+where id = $1 and status = 'running'
 returning id;
 
 -- name: end_reconciliation
@@ -36,10 +44,11 @@ where id = $1 and status = 'running'
 returning id;
 
 -- name: abandon_reconciliations
--- Runs of the route whose process is gone: the lock says that nobody is at them (reconciliations_running).
+-- Runs of the route whose process is gone: the lock says that nobody is at them, and they were not
+-- begun a moment ago, to be taken up in the next (reconciliations_running).
 update gateway.reconciliations
 set status = 'stopped', error = 'its process was ended', finished_at = stepped_at
-where route = $1 and status = 'running'
+where route = $1 and status = 'running' and (taken or stepped_at < now() - interval '30 s')
 returning id;
 
 -- name: step_reconciliation

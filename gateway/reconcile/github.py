@@ -1,0 +1,153 @@
+"""GitHub's deliveries of one webhook, and how to ask for another one."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+from pydantic import AwareDatetime, BaseModel, Field, TypeAdapter
+
+from gateway.errors import ProviderFailed
+from gateway.ledger.gaps import Missing
+from gateway.model import Envelope
+from gateway.providers.payload import is_text
+from gateway.reconcile.api import Api, Refused
+from gateway.reconcile.listing import Listed, Page
+from gateway.routes import Route
+from gateway.routes.reconcile import APP, GITHUB_API
+
+PAGE: Final = 100
+KEPT: Final = timedelta(days=3)
+KEPT_BY_SERVER: Final = timedelta(days=7)
+"""GitHub Enterprise Server.
+https://docs.github.com/en/webhooks/testing-and-troubleshooting-webhooks/redelivering-webhooks"""
+GONE: Final = frozenset({400, 404, 410, 422})
+LONGEST_STATUS: Final = 100
+
+
+class Delivery(BaseModel):
+    """One attempt to deliver an event: several of them share its guid."""
+
+    id: int = Field(ge=0, lt=2**63)
+    guid: str
+    delivered_at: AwareDatetime
+    redelivery: bool = False
+    status: str = ""
+    status_code: int = 0
+    event: str
+    action: str | None = None
+
+    @property
+    def type(self) -> str:
+        return self.event if self.action is None else f"{self.event}.{self.action}"
+
+    @property
+    def recorded(self) -> str:
+        text = "".join(c if c.isprintable() else " " for c in self.status)
+        return f"{self.status_code} {text}".strip()[:LONGEST_STATUS]
+
+
+DELIVERIES: Final = TypeAdapter(list[Delivery])
+
+
+def kept_by(api_url: str) -> timedelta:
+    """How long deliveries can be asked for again."""
+    return KEPT if api_url == GITHUB_API else KEPT_BY_SERVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GithubDeliveries:
+    """The deliveries of a webhook from `since` until `until`, newest first."""
+
+    api: Api
+    route: Route
+    hook: str
+    since: datetime
+    until: datetime
+
+    async def pages(self, cursor: str | None) -> AsyncIterator[Page]:
+        """From a cursor on, or from the newest where GitHub does not know it any more."""
+        is_resumed = cursor is not None
+        while True:
+            try:
+                answer = await self._list(cursor)
+            except Refused as refusal:
+                if not is_resumed or refusal.status not in GONE:
+                    raise
+                cursor, is_resumed = None, False
+                continue
+            is_resumed = False
+            deliveries = self.api.read(DELIVERIES, answer)
+            cursor = _next(answer)
+            yield Page(count=len(deliveries), events=self._events(deliveries), cursor=cursor)
+            is_past = all(d.delivered_at < self.since for d in deliveries)
+            if cursor is None or is_past:
+                return
+
+    async def redeliver(self, delivery_id: str) -> None:
+        """Asks for another delivery, which comes in as a webhook. Raises Refused."""
+        await self.api.ask("POST", f"{self._path}/{delivery_id}/attempts")
+
+    @property
+    def _path(self) -> str:
+        return f"{'app/hook' if self.hook == APP else self.hook}/deliveries"
+
+    async def _list(self, cursor: str | None) -> httpx.Response:
+        params = {"per_page": str(PAGE), **({} if cursor is None else {"cursor": cursor})}
+        return await self.api.ask("GET", self._path, params)
+
+    def _events(self, deliveries: Sequence[Delivery]) -> list[Listed]:
+        """Each guid once; the newest delivery tells how it went, the first one how old it is."""
+        found: dict[str, Missing] = {}
+        for delivery in deliveries:
+            if not self._is_meant(delivery):
+                continue
+            this = _missing(delivery)
+            newer = found.get(this.event_id)
+            found[this.event_id] = this if newer is None else _merged(newer, this)
+        return [Listed(missing=missing) for missing in found.values()]
+
+    def _is_meant(self, delivery: Delivery) -> bool:
+        if not is_text(delivery.guid) or not is_text(delivery.type):
+            raise ProviderFailed("GitHub listed a delivery whose guid or event cannot be read")
+        if delivery.delivered_at < self.since:
+            return False
+        if delivery.delivered_at > self.until and not delivery.redelivery:
+            return False  # it may be on its way
+        return self.route.wants(Envelope(id=delivery.guid, type=delivery.type))
+
+
+def _missing(delivery: Delivery) -> Missing:
+    return Missing(
+        event_id=delivery.guid,
+        type=delivery.type,
+        handle=str(delivery.id),
+        handled_at=delivery.delivered_at,
+        occurred_at=delivery.delivered_at,
+        is_first=not delivery.redelivery,
+        recorded=delivery.recorded,
+    )
+
+
+def _merged(one: Missing, other: Missing) -> Missing:
+    newer, older = (one, other) if one.handled_at >= other.handled_at else (other, one)
+    return replace(
+        newer,
+        occurred_at=min(newer.occurred_at, older.occurred_at),
+        is_first=newer.is_first or older.is_first,
+    )
+
+
+def _next(answer: httpx.Response) -> str | None:
+    """The cursor in the Link header: only that, so that no token follows a link elsewhere."""
+    if "next" not in answer.links:
+        return None
+    try:
+        values = parse_qs(urlsplit(answer.links["next"].get("url", "")).query).get("cursor", [])
+    except ValueError:
+        values = []
+    if len(values) != 1 or not is_text(values[0]):
+        raise ProviderFailed("GitHub's Link header has no cursor that can be read")
+    return values[0]

@@ -1,0 +1,202 @@
+"""How what is missing gets into the ledger: claimed from a listing, or delivered again."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+from gateway.errors import BadPayload, ProviderFailed, RateLimited
+from gateway.ledger.claims import Claimer
+from gateway.ledger.connection import Connection
+from gateway.ledger.gaps import Gap, ask_gap, close_gaps, explain_gap, give_up, next_gaps
+from gateway.ledger.making import make_claim
+from gateway.model import Rate
+from gateway.reconcile.api import Refused, Rest
+from gateway.reconcile.github import GONE, GithubDeliveries
+from gateway.reconcile.listing import Listed
+from gateway.reconcile.stripe import HEADERS, StripeEvents
+from gateway.registry import Registry
+from gateway.routes import Route
+
+BATCH: Final = 100
+MOST_ASKS: Final = 3
+"""How many redeliveries, over several runs, before an event is given up."""
+
+UNDER_WAY: Final = timedelta(minutes=5)
+"""A redelivery that was asked for is given so long before the next one."""
+
+MOST_FAILURES: Final = 3
+"""In a row: one delivery that GitHub cannot deal with does not hold up the others."""
+
+POLL_S: Final = (0.1, 2.0)
+
+
+class Recovery(Protocol):
+    """Gets missing events into the ledger."""
+
+    async def take(self, missing: Sequence[Listed]) -> None:
+        """What a page of the listing showed to be missing, already noted as gaps."""
+
+    async def finish(self) -> None:
+        """What is still open after the listing."""
+
+    async def wait(self) -> None:
+        """Until it has arrived, or for long enough."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """What a recovery needs to know of its run."""
+
+    connection: Connection
+    run_id: int
+    route: Route
+    until: datetime
+    rest: Rest
+    beat: Callable[[], Awaitable[None]]
+    """Brings the run's figures up to date."""
+
+    async def next_gaps(self, *, pause: timedelta) -> list[Gap]:
+        return await next_gaps(
+            self.connection, self.run_id, pause=pause, until=self.until, limit=BATCH
+        )
+
+    async def ask(self, gap: Gap) -> bool:
+        """Before it is asked for; False where it has arrived meanwhile."""
+        return await ask_gap(self.connection, self.route.name, self.run_id, gap.event_id)
+
+    async def close(self) -> int:
+        return await close_gaps(self.connection, self.run_id)
+
+    async def give_up(self, reasons: Mapping[str, str]) -> None:
+        await give_up(self.connection, self.route.name, reasons)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """Stripe: what the API returned is claimed like what the endpoint is sent, by the same id."""
+
+    work: Work
+    events: StripeEvents
+    claimer: Claimer
+    registry: Registry
+    accepted: list[int]
+    """The deliveries that the claimer has made since workers were last told."""
+    wake: Callable[[Sequence[int]], Awaitable[None]]
+
+    async def take(self, missing: Sequence[Listed]) -> None:
+        reasons = {e.missing.event_id: e.problem for e in missing if e.problem is not None}
+        bodies = [e.body for e in missing if e.problem is None and e.body is not None]
+        refused = await asyncio.gather(*(self._claim(body) for body in bodies))
+        await self.work.give_up(reasons | {id: why for id, why in refused if why is not None})
+        await self.work.close()
+        ids, self.accepted[:] = list(self.accepted), []
+        await self.wake(ids)
+
+    async def finish(self) -> None:
+        """What earlier runs found and could not claim, one by one."""
+        work = self.work
+        while gaps := await work.next_gaps(pause=timedelta(0)):
+            for gap in gaps:
+                if await work.ask(gap):
+                    await self._fetch(gap)
+                await work.beat()
+            await work.close()
+
+    async def wait(self) -> None:
+        """For nothing: a claim is durable when it is answered."""
+
+    async def _fetch(self, gap: Gap) -> None:
+        event = await self.events.fetch(gap.event_id, gap.handle)
+        if event is None or event.missing.event_id != gap.event_id:
+            await self.work.give_up({gap.event_id: "Stripe has no such event for this route"})
+        else:
+            await self.take([event])
+
+    async def _claim(self, body: bytes) -> tuple[str, str | None]:
+        """The event's id, and why it cannot be claimed, if so."""
+        route = self.work.route
+        envelope = route.provider.read(HEADERS, body)
+        try:
+            claim = make_claim(
+                route,
+                self.registry,
+                envelope,
+                headers=HEADERS,
+                body=body,
+                digest=hashlib.sha256(body).digest(),
+                received_at=datetime.now(UTC),
+                reconciled=True,
+            )
+        except (BadPayload, ValueError) as error:
+            return envelope.id, f"cannot be read: {error}"
+        await self.claimer.claim(claim)
+        return envelope.id, None
+
+
+@dataclass(slots=True, kw_only=True)
+class Redeliveries:
+    """GitHub: asked to deliver again, the event comes in as the webhook that it is, signed."""
+
+    work: Work
+    deliveries: GithubDeliveries
+    rate: Rate
+    patience: timedelta
+    _free_at: float = field(default=0.0)
+    _failures: int = field(default=0)
+
+    async def take(self, missing: Sequence[Listed]) -> None:
+        """Nothing yet: the first delivery of a guid may stand on a later page."""
+
+    async def finish(self) -> None:
+        """Asks once for each that is open, the oldest first."""
+        work = self.work
+        await work.close()
+        while gaps := await work.next_gaps(pause=UNDER_WAY):
+            for gap in gaps:
+                await self._keep_pace()
+                if await work.ask(gap):
+                    await self._ask(gap)
+                await work.beat()
+            await work.close()
+
+    async def wait(self) -> None:
+        deadline = time.monotonic() + self.patience.total_seconds()
+        pause_s = POLL_S[0]
+        while await self.work.close() and time.monotonic() < deadline:
+            await self.work.beat()
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, POLL_S[1])
+
+    async def _ask(self, gap: Gap) -> None:
+        try:
+            await self.deliveries.redeliver(gap.handle)
+        except (RateLimited, Refused) as refusal:
+            if not isinstance(refusal, Refused) or refusal.status not in GONE:
+                await self._explain(gap, refusal, was_asked=False)
+                raise
+            await self.work.give_up({gap.event_id: str(refusal)})
+        except ProviderFailed as failure:
+            await self._explain(gap, failure, was_asked=True)
+            self._failures += 1
+            if self._failures == MOST_FAILURES:
+                raise
+        else:
+            self._failures = 0
+
+    async def _explain(self, gap: Gap, why: ProviderFailed, *, was_asked: bool) -> None:
+        """Whether GitHub has heard it or not: an order of which nobody knows counts as given."""
+        work = self.work
+        await explain_gap(
+            work.connection, work.route.name, gap.event_id, str(why), was_asked=was_asked
+        )
+
+    async def _keep_pace(self) -> None:
+        now = time.monotonic()
+        if self._free_at > now:
+            await self.work.rest(self._free_at - now)
+        spacing_s = self.rate.period.total_seconds() / self.rate.count
+        self._free_at = max(self._free_at, now) + spacing_s
