@@ -399,7 +399,8 @@ ASIDE: Final = {
     "list_reconciliations", "list_totals", "list_workers", "mark_order", "note_sent",
     "note_unsent", "put_message", "read_clock", "read_durability", "read_limits",
     "read_privileges", "resume_order", "resume_reconciliation", "start_look", "start_prune",
-    "start_reconciliation", "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
+    "start_reconciliation", "step_reconciliation", "stop_order", "take_messages",
+    "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""
 
