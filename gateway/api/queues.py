@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from gateway.ledger.jobs import Job
-from gateway.providers.job_request import LONGEST_DELAY
+from gateway.providers.job_request import KEY_PATTERN, LONGEST_DELAY
 from gateway.providers.publish import LONGEST_NAME
 
 SECURITY: Final = "queueToken"
@@ -68,7 +68,7 @@ KEY: Final = {
     "in": "header",
     "required": False,
     "description": "Instead of idempotencyKey.",
-    "schema": {"type": "string", "pattern": f"^[!#-~]{{1,{LONGEST_NAME}}}$"},
+    "schema": {"type": "string", "pattern": f"^(?:{KEY_PATTERN})$"},
 }
 
 

@@ -26,9 +26,12 @@ KEY_HEADER: Final = "idempotency-key"
 LONGEST_DELAY: Final = timedelta(days=30)
 FIELDS: Final = ("payload", "idempotencyKey", "delaySeconds", "type")
 _MOST_SECONDS: Final = int(LONGEST_DELAY.total_seconds())
-_PLAIN: Final = re.compile(r"[!#-~][ -~]*")
+_PLAIN: Final = rf"[!#-~](?:[ -~]{{0,{LONGEST_NAME - 2}}}[!-~])?"
 # https://www.rfc-editor.org/rfc/rfc8941.html#name-strings
-_QUOTED: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_QUOTED: Final = rf'"((?:[ !#-\[\]-~]|\\["\\]){{1,{LONGEST_NAME}}})"'
+KEY_PATTERN: Final = f"{_PLAIN}|{_QUOTED}"
+"""Plain, or in quotes as the draft of the standard has it, which then are not part of the key.
+https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +107,13 @@ def _key(request: Mapping[str, Any], headers: Headers) -> str | None:
 
 
 def _header_key(value: str) -> str:
-    """Plain, or in quotes as the draft of the standard has it, which then are not part of it.
-
-    https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
-    """
-    quoted = _QUOTED.fullmatch(value)
-    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else value
-    if not (quoted or _PLAIN.fullmatch(value)) or not is_name(key):
+    match = re.fullmatch(KEY_PATTERN, value)
+    if match is None:
         raise BadJob(
             f"Idempotency-Key header: found {describe(value)}; expected one of at most"
             f" {LONGEST_NAME} visible ASCII characters (`idempotencyKey` takes any)"
         )
-    return key
+    return value if match[1] is None else re.sub(r"\\(.)", r"\1", match[1])
 
 
 def _name(request: Mapping[str, Any], field: str) -> str | None:

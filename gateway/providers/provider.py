@@ -60,7 +60,7 @@ class Provider:
     None: no replay guard.
     """
     is_queue: bool = False
-    """Whether there is no sender: events are jobs that handlers publish."""
+    """Whether there is no sender: its events are jobs, which handlers and programs publish."""
 
     def replay_policy(self, type: str, route_policy: ReplayPolicy) -> ReplayPolicy | None:
         """What becomes of these bytes if they come back under a fresh delivery id."""

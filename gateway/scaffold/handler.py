@@ -94,7 +94,7 @@ def _route(config: Config, name: str) -> Route:
         raise CommandFailed(f"there is no route {name!r} in {config.file}: it has {known}")
     if route.provider.is_queue:
         raise CommandFailed(
-            f"{name} is a queue: only your own handlers know what its jobs look like, so that one "
+            f"{name} is a queue: only your own code knows what its jobs look like, so that one "
             "for them cannot be made from a sample"
         )
     return route

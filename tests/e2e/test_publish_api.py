@@ -17,9 +17,11 @@ import orjson
 import pytest
 
 from gateway.api.openapi import describe_api
+from gateway.api.queues import PATH
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Serving
 from tests.support.queues import (
+    ADMIN_TOKEN,
     OLD_TOKEN,
     OTHER_TOKEN,
     TOKEN,
@@ -28,6 +30,8 @@ from tests.support.queues import (
     publish,
     with_queues,
 )
+
+ADMIN = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,7 @@ async def test_racers_with_one_key_and_different_payloads_one_wins(
         f"Bearer {TOKEN}x",
         f"Bearer {TOKEN[:-1]}",
         f"Bearer {OTHER_TOKEN}",
+        f"Bearer {ADMIN_TOKEN}",
         TOKEN,
     ],
 )
@@ -239,7 +244,7 @@ async def test_outcomes_are_counted(serving: Serving) -> None:
     await publish(serving, b"")
     await publish(serving, b"", token="wrong")
     async with httpx.AsyncClient() as client:
-        text = (await client.get(f"{serving.url}/metrics")).text
+        text = (await client.get(f"{serving.url}/metrics", headers=ADMIN)).text
     for outcome in ("accepted", "duplicate", "CONFLICT", "BAD_PAYLOAD", "UNAUTHORIZED"):
         assert f'gateway_requests_total{{outcome="{outcome}",route="orders"}}' in text
     assert 'gateway_conflicts_total{route="orders"}' in text
@@ -249,6 +254,17 @@ async def test_no_token_is_logged(serving: Serving) -> None:
     for token in (TOKEN, "a-token-that-is-wrong"):
         await publish(serving, b"{}", token=token)
         assert token not in serving.running.output
+
+
+async def test_the_document_of_the_admin_api_has_the_queues_that_are_open(
+    serving: Serving,
+) -> None:
+    async with httpx.AsyncClient(base_url=serving.url) as client:
+        document = (await client.get("/api/v1/openapi.json", headers=ADMIN)).json()
+    described = document["paths"][PATH]["post"]
+    assert described["security"] == [{"queueToken": []}]
+    assert described["parameters"][0]["schema"]["enum"] == ["orders", "parcels"]
+    assert PATH + "/{id}" in document["paths"]
 
 
 def test_the_document_and_what_is_answered_agree_whatever_is_asked(

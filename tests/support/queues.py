@@ -14,6 +14,7 @@ from tests.support.processes import Project, Serving
 
 TOKEN = "orders-token-of-the-suite"
 OLD_TOKEN = "orders-token-before-that-one"
+ADMIN_TOKEN = "admin-token-of-the-suite"
 OTHER_TOKEN = "parcels-token-of-the-suite"
 ROUTES = """
 schema: [handlers/schema.sql]
@@ -66,6 +67,7 @@ def with_queues(project: Project) -> Project:
         "ORDERS_TOKEN": TOKEN,
         "OLD_ORDERS_TOKEN": OLD_TOKEN,
         "PARCELS_TOKEN": OTHER_TOKEN,
+        "GATEWAY_ADMIN_TOKEN": ADMIN_TOKEN,
     }
     return project
 
