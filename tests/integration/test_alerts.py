@@ -14,7 +14,7 @@ from gateway.alerts.message import make_message
 from gateway.alerts.teller import Teller
 from gateway.errors import Reject
 from gateway.ledger.alert_messages import MOST_ATTEMPTS, SENDING
-from gateway.ledger.alerts import LOCK, MOST_COUNTED, list_alerts
+from gateway.ledger.alerts import LOCK, MOST_COUNTED, list_alerts, start_look
 from gateway.ledger.connection import PREPARED_ONCE, Pool, open_pool
 from gateway.operate.status.look import read_status
 from gateway.routes import AlertDestinations, Alerts
@@ -225,6 +225,15 @@ async def test_a_worker_does_not_decide_while_another_one_does(
         await other.execute("select pg_advisory_xact_lock($1)", LOCK)
         assert await teller.look(NOW) == []
     assert len(await teller.look(NOW)) == 1
+
+
+async def test_a_worker_that_is_stopped_while_it_looks_is_cut_off(pool: Pool) -> None:
+    """Else it would keep the lock, and nobody would be told of anything."""
+    async with pool.acquire() as stopped:
+        async with stopped.transaction():
+            assert await start_look(stopped, None)
+            assert await stopped.fetchval("show idle_in_transaction_session_timeout") == "30s"
+        assert await stopped.fetchval("show idle_in_transaction_session_timeout") == "0"
 
 
 async def test_one_message_is_sent_by_one_worker_even_when_both_would(
