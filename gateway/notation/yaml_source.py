@@ -66,7 +66,7 @@ def key_path(location: Location) -> str:
         plain = PLAIN_KEY.fullmatch(part) and not CREDENTIAL.search(part)
         shown = "(not shown)" if secret else part if plain else describe(part)
         path += f".{shown}" if path else shown
-        secret = secret or "secret" in part
+        secret = secret or "secret" in part or "token" in part
     return path or WHOLE_FILE
 
 

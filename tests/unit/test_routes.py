@@ -229,19 +229,20 @@ def test_a_queue_with_tokens_is_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    "value",
     [
-        ("[]", "nothing"),
-        ("[hunter2-hunter2-hunter2]", "a literal value (not shown)"),
-        ("env:ORDERS", "a literal value (not shown)"),
+        "[]",
+        "[hunter2-hunter2-hunter2]",
+        "env:hunter2",
+        "{hunter2: 1, hunter2: 2}",
+        "[{hunter2: 1}]",
     ],
 )
-def test_tokens_are_references_and_never_shown(tmp_path: Path, value: str, found: str) -> None:
-    (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    tokens: {value}\n")
-    assert problem[0] == 4
-    assert problem[1].startswith("routes.tasks.tokens")
-    assert "hunter2" not in str(problem)
-    assert problem[2] == found or value == "[]"
+def test_tokens_are_references_and_never_shown(tmp_path: Path, value: str) -> None:
+    problems = said(tmp_path, f"routes:\n  one:\n    provider: publish\n    tokens: {value}\n")
+    assert problems
+    assert {(problem[0], problem[1][:17]) for problem in problems} == {(4, "routes.one.tokens")}
+    assert "hunter2" not in str(problems)
 
 
 @pytest.mark.parametrize("token", ["", "too-short", "a token with spaces", "x" * 513, "é" * 20])
