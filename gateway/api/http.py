@@ -1,7 +1,9 @@
 """The operations over HTTP: token, parameters, answer."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -33,6 +35,11 @@ LARGEST_BODY: Final = 64 * 1024
 LATER: Final = {"retry-after": "5"}
 CLOSING: Final = {"connection": "close"}
 """The body, if there is one, was not read."""
+BODY_WITHIN_S: Final = 10.0
+ANSWER_WITHIN_S: Final = 45.0
+"""Longer than any statement may take: also those who wait for a connection are answered."""
+MOST_TOLD: Final = 5
+"""Of what is wrong with the parameters: looking for what was meant takes its time."""
 ACTOR_HEADER: Final = "gateway-actor"
 LONGEST_ACTOR: Final = 100
 
@@ -41,6 +48,10 @@ log = structlog.get_logger("gateway.api")
 
 class TooMuch(Exception):
     """More was sent than any operation takes."""
+
+
+class TooSlow(Exception):
+    """The body did not come."""
 
 
 def routes(
@@ -128,13 +139,16 @@ class _Endpoint:
             return error(400, "BAD_REQUEST", str(refused))
         except TooMuch as refused:
             return error(413, "TOO_LARGE", str(refused), headers=CLOSING)
+        except TooSlow as refused:
+            return error(408, "TIMEOUT", str(refused), headers=CLOSING)
         return await self._carry_out(operation, params, _actor(request))
 
     async def _carry_out(
         self, operation: Operation[Any, Any], params: Params, actor: str
     ) -> Response:
         try:
-            result = await operation.run(self._open_office(actor), params)
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                result = await operation.run(self._open_office(actor), params)
         except BadRequest as refused:
             return error(400, "BAD_REQUEST", str(refused))
         except NotFound as failed:
@@ -168,12 +182,21 @@ async def _given(operation: Operation[Any, Any], request: Request) -> dict[str, 
     return {**given, **more}
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read(request: Request) -> bytes:
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LARGEST_BODY:
-            raise TooMuch(f"found a body over {LARGEST_BODY} bytes")
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > LARGEST_BODY:
+                    raise TooMuch(f"found a body over {LARGEST_BODY} bytes")
+    except TimeoutError:
+        raise TooSlow(f"found no whole body within {BODY_WITHIN_S:.0f} s") from None
+    return body
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    body = await _read(request)
     if not body:
         return {}
     try:
@@ -187,13 +210,14 @@ async def _body(request: Request) -> dict[str, Any]:
 
 def _words(params: type[Params], invalid: ValidationError) -> str:
     told = []
-    for refusal in refusals(invalid):
+    for refusal in islice(refusals(invalid), MOST_TOLD):
         name = ".".join(map(str, refusal.location)) or "the parameters"
         expected = refusal.expected
         if refusal.unknown:
             expected = one_of(params.model_fields, like=str(refusal.location[-1]))
         told.append(f"{name[:100]}: found {refusal.found}; expected {expected}")
-    return "; ".join(told)
+    more = invalid.error_count() - len(told)
+    return "; ".join([*told, f"and {more} more"] if more > 0 else told)
 
 
 def _other_method(methods: Iterable[str]) -> Response:

@@ -24,6 +24,7 @@ REFUSALS: Final = {
     401: "The token is missing or wrong.",
     404: "There is no such thing.",
     405: "There is no such method.",
+    408: "The body did not come in time.",
     409: "It stands in a state that forbids this.",
     413: "The body is too large.",
     503: "The ledger cannot be reached.",

@@ -1,10 +1,13 @@
 """The Admin API: behind its token, in the same words as the commands, and never a 500."""
 
-from base64 import b64encode
+import asyncio
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 
+import asyncpg
 import httpx
+import orjson
 import pytest
 from starlette.applications import Starlette
 
@@ -118,6 +121,50 @@ async def test_what_cannot_be_used_is_told(api: httpx.AsyncClient, body: bytes, 
 async def test_a_body_that_is_too_large_is_refused(api: httpx.AsyncClient) -> None:
     answer = await api.post("/deliveries/1/replay", content=b" " * 70_000)
     assert answer.status_code == 413
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stalls() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("gateway.api.http.BODY_WITHIN_S", 0.1)
+    answer = await api.post("/deliveries/1/replay", content=stalls())
+    assert (answer.status_code, answer.json()["error"]) == (408, "TIMEOUT")
+    assert answer.headers["connection"] == "close"
+
+
+async def test_of_many_wrong_names_a_few_are_told(api: httpx.AsyncClient) -> None:
+    """Each costs a search for what was meant."""
+    answer = await api.get("/events", params={f"rout{n}": "1" for n in range(5000)})
+    assert answer.status_code == 400
+    assert answer.json()["detail"].endswith("; and 4995 more")
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize("path", ["/events", "/dead"])
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])
+async def test_a_place_beyond_all_times_is_none(api: httpx.AsyncClient, path: str, at: str) -> None:
+    """Postgres was said to be away, since asyncpg cannot write it."""
+    values = [at, 1] if path == "/dead" else [at, "stripe", "evt_1"]
+    place = urlsafe_b64encode(orjson.dumps(values)).decode()
+    answer = await api.get(path, params={"after": place})
+    assert (answer.status_code, answer.json()["error"]) == (404, "NOT_FOUND")
+
+
+async def test_who_waits_for_a_connection_is_answered_too(
+    api: httpx.AsyncClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.http.ANSWER_WITHIN_S", 0.5)
+    locker = await asyncpg.connect(database_url)
+    async with locker.transaction():
+        await locker.execute("lock table gateway.deliveries in access exclusive mode")
+        answers = await asyncio.gather(*(api.get("/dead") for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {503}
+    assert (await api.get("/dead")).status_code == 200
+    await locker.close()
 
 
 async def test_another_method_is_told_which_there_are(api: httpx.AsyncClient) -> None:

@@ -3,12 +3,12 @@
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from gateway.api.filters import FilterParams
 from gateway.api.office import Office
 from gateway.api.operation import Operation
-from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
+from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams, PlaceTime
 from gateway.api.shapes import DeadRow, Groups
 from gateway.api.texts import Text
 from gateway.ledger.bulk import read_clock
@@ -18,7 +18,7 @@ from gateway.operate.inspect import list_dead
 PLACE = Cursor(
     "finished_at",
     "delivery_id",
-    values=tuple[AwareDatetime, Annotated[int, Field(ge=0, le=2**63 - 1)]],
+    values=tuple[PlaceTime, Annotated[int, Field(ge=0, le=2**63 - 1)]],
 )
 
 

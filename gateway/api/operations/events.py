@@ -3,12 +3,12 @@
 from base64 import b64encode
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from gateway.api.filters import FilterParams
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor, Page, PageParams
+from gateway.api.paging import Cursor, Page, PageParams, PlaceTime
 from gateway.api.shapes import EventDetail, EventRow
 from gateway.api.texts import Id, Text
 from gateway.errors import NotFound
@@ -18,7 +18,7 @@ from gateway.operate.inspect import find, list_events
 
 DeliveryId = Annotated[int, Field(ge=1, le=2**63 - 1, description="The id of a delivery.")]
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
-PLACE = Cursor("received_at", "route", "event_id", values=tuple[AwareDatetime, Words, Words])
+PLACE = Cursor("received_at", "route", "event_id", values=tuple[PlaceTime, Words, Words])
 
 
 class EventsParams(PageParams, FilterParams):

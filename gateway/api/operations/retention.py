@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor
+from gateway.api.paging import Cursor, PlaceTime
 from gateway.api.shapes import ErasedAnswer, PrunedAnswer
 from gateway.api.texts import Id, Text
 from gateway.errors import CommandFailed
@@ -20,9 +20,9 @@ from gateway.spool.spool import SPOOL_DIRECTORY
 
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Marks = Annotated[tuple[tuple[AwareDatetime, Words, Words], ...], Field(min_length=1)]
+Marks = Annotated[tuple[tuple[PlaceTime, Words, Words], ...], Field(min_length=1)]
 PRUNED_TO = Cursor("marks", "turn", "idle", values=tuple[Marks, Small, Small])
-ERASED_TO = Cursor("received_at", "route", "event_id", values=tuple[AwareDatetime, Words, Words])
+ERASED_TO = Cursor("received_at", "route", "event_id", values=tuple[PlaceTime, Words, Words])
 
 DryRun = Annotated[bool, Field(strict=True, description="Only count.")]
 After = Annotated[
