@@ -109,7 +109,7 @@ def retry_after(text: str | None, now: datetime) -> timedelta | None:
         return timedelta(seconds=min(int(text.strip()[:9]), 10**9))
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return max(date.replace(tzinfo=date.tzinfo or UTC) - now, timedelta())
 

@@ -160,6 +160,20 @@ async def test_retry_after_of_a_busy_service_is_a_deferral(
     assert (delivery["attempts"], runs) == (1, [1, 1, 1])
 
 
+async def test_a_retry_after_that_overflows_is_a_retry_and_no_end_of_the_run(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            asked = {"retry-after": "Tue, 17 Nov 2026 02:00:00 +99999999999999"}
+            request = httpx.Request("GET", "http://service")
+            httpx.Response(503, headers=asked, request=request).raise_for_status()
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert delivery["attempts"] == 2
+    assert await ledger.outcomes() == ["retry", "done"]
+
+
 async def test_a_handler_over_its_timeout_is_stopped_and_retried(
     database_url: str, ledger: Reader
 ) -> None:

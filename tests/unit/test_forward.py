@@ -402,7 +402,9 @@ def test_a_busy_service_says_when(status: int, asked: str, seconds: int) -> None
     assert deferred.value.after == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("asked", ["", "soon", "-5", "1.5", "١٢", "\x00"])
+@pytest.mark.parametrize(
+    "asked", ["", "soon", "-5", "1.5", "١٢", "\x00", "Tue, 17 Nov 2026 12:02:00 +99999999999999"]
+)
 def test_a_retry_after_that_is_none_leaves_it_to_the_policy(asked: str) -> None:
     with pytest.raises(PushFailed):
         decide(503, **retry_after(asked))
