@@ -6,12 +6,14 @@
 ClientError
 ├── Refused          the gateway will never take this; carries `status`, `code` and `detail`
 │   └── Conflict     the key is that of a job with another payload or type
-└── Unavailable      no answer in time: the job may or may not be there; publish it again, same key
+└── Unavailable      no answer in time: the job may or may not be there; publish it again, with
+                     the `key` that the error carries
 """
 
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,11 +26,13 @@ from uuid import uuid4
 
 import httpx
 
-COME_AGAIN: Final = frozenset({429, 502, 503, 504})
+COME_AGAIN: Final = frozenset({408, 425, 429})
+"""Beside all of 5xx: the gateway, or a proxy before it, has not judged the job."""
 FIRST_WAIT_S: Final = 0.1
 LONGEST_WAIT_S: Final = 10.0
-OUR_MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+OUR_MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL)
 """What no second try would mend."""
+TOKEN: Final = re.compile(r"[!-~]+")
 JOB_FIELDS: Final = (
     "id",
     "status",
@@ -65,6 +69,11 @@ class Conflict(Refused):
 class Unavailable(ClientError):
     """Nobody knows whether the job is there. Publish it again later under the same key."""
 
+    def __init__(self, reason: str, *, key: str | None = None) -> None:
+        self.key = key
+        """Of the job, also where it was made up. None where nothing was to be published."""
+        super().__init__(reason)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
@@ -98,12 +107,12 @@ class Client:
     """An async client of the queues of one gateway.
 
     What did not arrive for sure is sent again - after a connection error, a time-out, or an answer
-    of 429, 502, 503 or 504 - with growing pauses, or those that the gateway asks for with
+    of 408, 425, 429 or 5xx - with growing pauses, or those that the gateway asks for with
     `Retry-After`. That is safe because each call has one key from its first try on.
 
     `url` is where the gateway is, `token` one of the queue's tokens. A try may take `timeout`
     seconds, and none begins later than `give_up_after` seconds after the first: then `Unavailable`
-    is raised. A URL that cannot be used is a ValueError.
+    is raised. A URL or a token that cannot be used is a ValueError.
     """
 
     def __init__(
@@ -111,7 +120,9 @@ class Client:
     ) -> None:
         self._give_up_after_s = give_up_after
         self._http = httpx.AsyncClient(
-            base_url=_checked(url), timeout=timeout, headers={"authorization": f"Bearer {token}"}
+            base_url=_checked(url),
+            timeout=timeout,
+            headers={"authorization": f"Bearer {_checked_token(token)}"},
         )
 
     async def __aenter__(self) -> Self:
@@ -159,7 +170,10 @@ class Client:
             )
         # Once, so that every try has the same bytes.
         body = json.dumps(request, allow_nan=False).encode()
-        answer = await self._send("POST", _path(queue), body)
+        try:
+            answer = await self._send("POST", _path(queue), body)
+        except Unavailable as error:
+            raise Unavailable(str(error), key=request["idempotencyKey"]) from error
         told = _read(answer, "id")
         return Published(id=str(told["id"]), is_new=key is None or answer.status_code == 201)
 
@@ -187,10 +201,10 @@ class Client:
                 answer = await self._http.request(method, path, content=body)
             except OUR_MISTAKES as error:
                 raise Refused(0, "NOT_SENT", str(error)) from error
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 reason, asked_s = f"{error}" or type(error).__name__, 0.0
             else:
-                if answer.status_code not in COME_AGAIN:
+                if answer.status_code < 500 and answer.status_code not in COME_AGAIN:
                     return answer
                 reason, asked_s = f"status {answer.status_code}", _retry_after_s(answer)
             pause_s = max(random.uniform(wait_s / 2, wait_s), asked_s)  # noqa: S311 (jitter)
@@ -210,6 +224,16 @@ def _checked(url: str) -> httpx.URL:
         # Not shown: it may hold a password.
         raise ValueError("found a URL that cannot be used; expected https://host")
     return checked
+
+
+def _checked_token(token: str) -> str:
+    """One with a newline behind it, from a file, would be quoted in the error of a library."""
+    if TOKEN.fullmatch(token):
+        return token
+    raise ValueError(
+        "found a token that no header can carry (not shown); expected visible ASCII, without"
+        " spaces or a newline"
+    )
 
 
 def _path(queue: str, id: str | None = None) -> str:
@@ -239,7 +263,7 @@ def _retry_after_s(answer: httpx.Response) -> float:
         return float(value)
     try:
         at = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return max((aware - datetime.now(UTC)).total_seconds(), 0.0)

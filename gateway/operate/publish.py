@@ -1,5 +1,6 @@
 """Publishes a job to a gateway, as a program of the user's would."""
 
+import shlex
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -39,7 +40,10 @@ async def publish_job(
     except Refused as error:
         raise CommandFailed(f"not published: {error}") from None
     except Unavailable as error:
-        raise CommandFailed(f"{error} (is the gateway running? `gateway up` starts one)") from None
+        raise CommandFailed(
+            f"{error} (is the gateway running? `gateway up` starts one); the job may be there all"
+            f" the same: publish it again with --key {shlex.quote(error.key or '')}"
+        ) from None
 
 
 def _token(settings: Settings, queue: str) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,10 +13,14 @@ import respx
 
 import gateway.client
 from gateway.client import Client, Conflict, Refused, Unavailable
+from gateway.errors import CommandFailed
+from gateway.operate.publish import publish_job
+from gateway.settings import Settings
 
 URL = "https://hooks.example.com"
 JOBS = f"{URL}/v1/queues/orders/jobs"
 TOKEN = "a-token-for-the-tests"
+NO_DELAY = timedelta(0)
 ACCEPTED = httpx.Response(201, json={"id": "k", "status": "accepted"})
 DUPLICATE = httpx.Response(200, json={"id": "k", "status": "duplicate"})
 
@@ -71,7 +76,8 @@ async def test_a_job_is_published_with_all_that_was_said(
         httpx.ConnectError("refused"),
         httpx.ReadTimeout("slow"),
         httpx.RemoteProtocolError("cut"),
-        *(httpx.Response(status) for status in (429, 502, 503, 504)),
+        httpx.DecodingError("a broken proxy"),
+        *(httpx.Response(status) for status in (408, 425, 429, 500, 502, 503, 504, 520)),
     ],
 )
 async def test_what_may_have_been_lost_is_sent_again_as_the_same_job(
@@ -111,7 +117,13 @@ async def test_it_waits_for_as_long_as_it_is_asked_to(
     assert 25 < pauses[1] <= 30
 
 
-@pytest.mark.parametrize("value", ["", "soon", "-5", "1e9", "\u0663", "Mon, 99 Nov 2026"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "soon", "-5", "1e9", "\u0663", "Mon, 99 Nov 2026"),
+        "Tue, 17 Nov 2026 02:00:00 +99999999999999",
+    ],
+)
 async def test_a_retry_after_that_says_nothing_is_left_alone(
     gateway_far_away: respx.MockRouter, pauses: list[float], value: str
 ) -> None:
@@ -126,6 +138,35 @@ async def test_it_gives_up_in_the_end_and_says_where(gateway_far_away: respx.Moc
     with pytest.raises(Unavailable, match=r"gateway at hooks\.example\.com in time: refused"):
         async with Client(URL, token=TOKEN, give_up_after=0) as client:
             await client.publish("orders", 1, key="k")
+
+
+async def test_who_gives_up_is_told_the_key_that_was_made_up(
+    gateway_far_away: respx.MockRouter,
+) -> None:
+    gateway_far_away.post(JOBS).mock(side_effect=httpx.ReadTimeout("slow"))
+    async with Client(URL, token=TOKEN, give_up_after=0) as client:
+        with pytest.raises(Unavailable) as unavailable:
+            await client.publish("orders", 1)
+        gateway_far_away.post(JOBS).mock(DUPLICATE)
+        await client.publish("orders", 1, key=unavailable.value.key)
+    one, two = sent(gateway_far_away)
+    assert one == two
+
+
+async def test_the_command_says_under_which_key_to_publish_again(
+    gateway_far_away: respx.MockRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.operate.publish.GIVE_UP_AFTER_S", 0)
+    monkeypatch.setenv("ORDERS_TOKEN", TOKEN)
+    routes = tmp_path / "routes.yaml"
+    routes.write_text("routes: {orders: {provider: publish, tokens: [env:ORDERS_TOKEN]}}")
+    gateway_far_away.post(JOBS).mock(side_effect=httpx.ReadTimeout("slow"))
+    with pytest.raises(CommandFailed) as failed:
+        await publish_job(
+            Settings(config=routes), "orders", b"{}", url=URL, key=None, type=None, delay=NO_DELAY
+        )
+    [request] = sent(gateway_far_away)
+    assert str(failed.value).endswith(f"publish it again with --key {request['idempotencyKey']}")
 
 
 async def test_it_does_not_wait_for_longer_than_it_would(
@@ -156,7 +197,7 @@ async def test_another_payload_under_the_key_is_a_conflict(
         (httpx.Response(302, headers={"location": "/login"}), "NO_GATEWAY"),
         (httpx.Response(200, text="<html>"), "NO_GATEWAY"),
         (httpx.Response(200, json={"ok": True}), "NO_GATEWAY"),
-        (httpx.Response(500, json=[]), "NO_GATEWAY"),
+        (httpx.Response(404, json=[]), "NO_GATEWAY"),
     ],
 )
 async def test_what_is_refused_is_not_sent_again(
@@ -180,6 +221,21 @@ async def test_an_empty_key_is_not_taken_for_none(gateway_far_away: respx.MockRo
 def test_a_url_that_cannot_be_used_is_told_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="found a URL that cannot be used"):
         Client(url, token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    "token", ["", f"{TOKEN}\n", f" {TOKEN}", f"{TOKEN}\0", f"{TOKEN}\xe9", f"{TOKEN} {TOKEN}"]
+)
+def test_a_token_that_cannot_be_used_is_told_at_once_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="found a token that no header can carry") as refusal:
+        Client(URL, token=token)
+    assert TOKEN not in str(refusal.value)
+
+
+async def test_a_name_that_no_url_can_hold_is_refused(gateway_far_away: respx.MockRouter) -> None:
+    async with Client(URL, token=TOKEN) as client:
+        with pytest.raises(Refused, match="NOT_SENT"):
+            await client.job("orders", "x" * 70_000)
 
 
 async def test_no_error_shows_a_secret(gateway_far_away: respx.MockRouter) -> None:
