@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.api.operation import Params
-from gateway.api.texts import Text
+from gateway.api.values import Text
 from gateway.ledger.filter import Filter
 from gateway.notation.moments import Moment
 

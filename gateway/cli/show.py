@@ -67,8 +67,10 @@ def show(
 
 
 def _with_bytes(event: EventDetail) -> dict[str, Any]:
-    raw = event["body_base64"]
-    return {**event, "body": None if raw is None else b64decode(raw)}
+    body, exact = event["body"], event["body_base64"]
+    if exact is not None:
+        return {**event, "body": b64decode(exact)}
+    return {**event, "body": None if body is None else body.encode()}
 
 
 def _only(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The Admin API: behind its token, in the same words as the commands, and never a 500."""
 
 import asyncio
-from base64 import b64encode, urlsafe_b64encode
+from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -116,6 +116,23 @@ async def test_what_cannot_be_used_is_told(api: httpx.AsyncClient, body: bytes, 
     answer = await api.post("/deliveries/1/replay", content=body)
     assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
     assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("id", ["1_0", "+10", "10.0", "%2010", "010", "٣", "9" * 20, "0", "-1"])
+async def test_only_plain_digits_name_a_delivery(api: httpx.AsyncClient, id: str) -> None:
+    answer = await api.post(f"/deliveries/{id}/replay", json={})
+    assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
+
+
+async def test_a_body_that_is_no_text_is_shown_exactly_too(
+    api: httpx.AsyncClient, database_url: str
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1", body=b'{"a":"\xff"}'), make_claim("evt_2")])
+    [event] = (await api.get("/events/evt_1")).json()
+    assert (event["body"], b64decode(event["body_base64"])) == ('{"a":"\\xff"}', b'{"a":"\xff"}')
+    [event] = (await api.get("/events/evt_2")).json()
+    assert event["body"].startswith('{"id":"evt_2"')
+    assert event["body_base64"] is None
 
 
 async def test_a_body_that_is_too_large_is_refused(api: httpx.AsyncClient) -> None:

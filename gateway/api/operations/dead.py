@@ -10,7 +10,7 @@ from gateway.api.office import Office
 from gateway.api.operation import Operation
 from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams, PlaceTime
 from gateway.api.shapes import DeadRow, Groups
-from gateway.api.texts import Text
+from gateway.api.values import Text
 from gateway.ledger.bulk import read_clock
 from gateway.operate.bulk import Count, count_dead
 from gateway.operate.inspect import list_dead

@@ -10,13 +10,13 @@ from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
 from gateway.api.paging import Cursor, Page, PageParams, PlaceTime
 from gateway.api.shapes import EventDetail, EventRow
-from gateway.api.texts import Id, Text
+from gateway.api.values import Id, RowId, Text
 from gateway.errors import NotFound
 from gateway.failpoints import reached
 from gateway.ledger.deliveries import discard, replay
 from gateway.operate.inspect import find, list_events
 
-DeliveryId = Annotated[int, Field(ge=1, le=2**63 - 1, description="The id of a delivery.")]
+DeliveryId = Annotated[RowId, Field(description="The id of a delivery.")]
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 PLACE = Cursor("received_at", "route", "event_id", values=tuple[PlaceTime, Words, Words])
 
@@ -57,12 +57,14 @@ def _on(route: str | None) -> str:
 
 
 def _readable(event: dict[str, Any]) -> EventDetail:
-    """With its bytes as text for people, and in full."""
-    body = event["body"]
-    detail: EventDetail = event | {  # type: ignore[assignment]
-        "body": None if body is None else body.decode("utf-8", "backslashreplace"),
-        "body_base64": None if body is None else b64encode(body).decode(),
-    }
+    """With its bytes as text; and as they are, where they are no text."""
+    body, exact = event["body"], None
+    if body is not None:
+        try:
+            body = body.decode()
+        except UnicodeDecodeError:
+            body, exact = body.decode("utf-8", "backslashreplace"), b64encode(body).decode()
+    detail: EventDetail = event | {"body": body, "body_base64": exact}  # type: ignore[assignment]
     return detail
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
 from gateway.api.shapes import PausedAnswer, PauseRow, ResumedAnswer
-from gateway.api.texts import Text
+from gateway.api.values import Text
 from gateway.errors import ConfigInvalid
 from gateway.ledger.pauses import Handler, Pause, list_pauses
 from gateway.operate.pause import pause, resume

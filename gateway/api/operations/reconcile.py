@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
 from gateway.api.paging import Cursor, Page, PageParams
-from gateway.api.texts import Text
+from gateway.api.values import RowId, Text
 from gateway.errors import CommandFailed
 from gateway.ledger.gaps import count_reasons, list_gaps
 from gateway.ledger.reconciliations import find_reconciliation, list_reconciliations
@@ -17,7 +17,7 @@ from gateway.notation.moments import Moment
 from gateway.project import database_url
 from gateway.reconcile.orders import Means, begin, carry_out, resume, tell
 
-Id = Annotated[int, Field(ge=1, le=2**63 - 1, description="The id of a reconciliation.")]
+Id = Annotated[RowId, Field(description="The id of a reconciliation.")]
 PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 

@@ -10,7 +10,7 @@ from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
 from gateway.api.paging import Cursor, PlaceTime
 from gateway.api.shapes import ErasedAnswer, PrunedAnswer
-from gateway.api.texts import Id, Text
+from gateway.api.values import Id, Text
 from gateway.errors import CommandFailed
 from gateway.ledger.retention import Place
 from gateway.operate.erase import Subject, count_to_erase, erase
