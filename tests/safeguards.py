@@ -169,6 +169,62 @@ SAFEGUARDS: Final = (
         "test_a_prune_that_comes_first_takes_its_event_from_a_delivery",
     ),
     Safeguard(
+        "reconcile looks no further back than keys are kept",
+        "gateway/reconcile/span.py",
+        "    floor = max(bounds.kept_since, bounds.known_since)\n",
+        "    floor = bounds.kept_since\n",
+        "tests/integration/test_reconcile.py::test_a_forgotten_key_does_not_come_again",
+    ),
+    Safeguard(
+        "a gap that may have come and been forgotten is given up",
+        "gateway/ledger/sql/gaps.sql",
+        "  and (handled_at < $4 or occurred_at < $5 or asks >= $2",
+        "  and (handled_at < $4 or $5::timestamptz is null or asks >= $2",
+        "tests/integration/test_reconcile.py::"
+        "test_a_gap_that_may_have_come_and_been_forgotten_is_not_asked_for_again",
+    ),
+    Safeguard(
+        "a redelivery is asked for only where the first delivery is known",
+        "gateway/ledger/sql/gaps.sql",
+        "where run_id = $1 and status in ('missing', 'asked') and is_first\n",
+        "where run_id = $1 and status in ('missing', 'asked')\n",
+        "tests/integration/test_reconcile.py::"
+        "test_a_guid_of_which_only_redeliveries_are_listed_is_not_asked_for",
+    ),
+    Safeguard(
+        "a redelivery is not asked for while one is under way",
+        "gateway/ledger/sql/gaps.sql",
+        "and coalesce(asked_at, '-infinity') < now() - $2::interval\n",
+        "and $2::interval is not null\n",
+        "tests/integration/test_reconcile.py::"
+        "test_a_redelivery_that_is_under_way_is_not_asked_for_again",
+    ),
+    Safeguard(
+        "what was refused as a replay has been seen",
+        "gateway/ledger/sql/gaps.sql",
+        ") and not exists (\n    select from gateway.refusals f where f.route = $1 and "
+        "f.event_id = i.event_id\n);",
+        ");",
+        "tests/integration/test_reconcile.py::"
+        "test_a_guid_that_was_refused_as_replayed_counts_as_seen",
+    ),
+    Safeguard(
+        "one captured request notes only so many refusals",
+        "gateway/ledger/sql/gaps.sql",
+        "where known.kept + f.n <= $4\n",
+        "",
+        "tests/integration/test_reconcile.py::"
+        "test_of_one_captured_body_only_so_many_refusals_are_kept",
+    ),
+    Safeguard(
+        "one reconciliation of a route at a time",
+        "gateway/ledger/sql/reconciliations.sql",
+        "select pg_try_advisory_lock(hashtextextended('reconcile ' || $1, 20261117));",
+        "select $1::text is not null;",
+        "tests/integration/test_reconcile.py::"
+        "test_one_run_at_a_time_and_a_dead_one_is_gone_on_with",
+    ),
+    Safeguard(
         "the fsync of the spool's file",
         "gateway/spool/file.py",
         '            reached("spool.written")\n            os.fsync(self._descriptor)\n',

@@ -1,6 +1,7 @@
 """`reconcile`: what a provider sent and the ledger never got."""
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Final
 
@@ -122,9 +123,8 @@ async def _watch(
             if here is not None and here.done():
                 return found
             await asyncio.sleep(POLL_S)
-    if found["status"] != "running" or not found["missing"]:
-        return found
-    with progress(f"recovering {begun['route']}", found["missing"]) as show:
+    recovering = progress(f"recovering {begun['route']}", found["missing"])
+    with recovering if found["missing"] else nullcontext(lambda _: None) as show:
         while found["status"] == "running" and not (here is not None and here.done()):
             await asyncio.sleep(POLL_S)
             found = await desk.ask(RECONCILIATION, params)

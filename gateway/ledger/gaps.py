@@ -57,9 +57,9 @@ async def note_gaps(
         await connection.execute(QUERIES["note_gaps"], route, run_id, rows, again)
 
 
-async def adopt_gaps(connection: Executor, route: str, run_id: int, *, again: bool) -> None:
+async def adopt_gaps(connection: Executor, route: str, run_id: int) -> None:
     """A run goes on with what earlier ones left open."""
-    await connection.execute(QUERIES["adopt_gaps"], route, run_id, again)
+    await connection.execute(QUERIES["adopt_gaps"], route, run_id)
 
 
 async def close_gaps(connection: Executor, run_id: int) -> int:

@@ -139,22 +139,28 @@ def tell(row: Row) -> None:
 
 
 async def _carry_out(connection: Connection, means: Means, row: Row) -> None:
-    id = row["id"]
     try:
         async with _prepared(connection, means, row) as run:
             await run.carry_out()
     except RateLimited as limit:
-        await ledger.end(connection, id, "stopped", str(limit))
+        await _end(connection, row, "stopped", str(limit))
     except (GatewayError, *TROUBLE) as error:
         with suppress(*TROUBLE):
-            await ledger.end(connection, id, "failed", describe(error))
+            await _end(connection, row, "failed", describe(error))
     except asyncio.CancelledError:
         with suppress(*TROUBLE):
             async with asyncio.timeout(LAST_WORDS_S):
-                await ledger.end(connection, id, "stopped", "it was interrupted")
+                await _end(connection, row, "stopped", "it was interrupted")
         raise
     else:
-        await ledger.end(connection, id, "done")
+        await ledger.end(connection, row["id"], "done")
+
+
+async def _end(connection: Connection, row: Row, status: str, error: str) -> None:
+    """Before its time, with what it had come to."""
+    if not row["dry_run"]:
+        await ledger.count_up(connection, row["id"])
+    await ledger.end(connection, row["id"], status, error)
 
 
 @asynccontextmanager

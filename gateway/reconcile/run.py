@@ -15,6 +15,7 @@ from gateway.reconcile.span import limits
 from gateway.routes import Route
 
 COUNT_EVERY_S: Final = 1.0
+NEVER: Final = 2**31 - 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +66,8 @@ class Run:
             await self._list()
             await self.progress.beat(now=True)
             return
-        await adopt_gaps(self.connection, self.route.name, self.row["id"], again=self._is_ordered)
+        await adopt_gaps(self.connection, self.route.name, self.row["id"])
+        await self.progress.beat(now=True)
         if self.progress.phase == "listing":
             await self._list()
         await self.progress.enter("recovering")
@@ -77,7 +79,8 @@ class Run:
 
     @property
     def _is_ordered(self) -> bool:
-        """Whether a person did: then also what was given up is tried again."""
+        """Whether a person did: then what was given up is tried again, and nothing is given up for
+        having been asked for too often."""
         return bool(self.row["actor"] != SCHEDULE)
 
     async def _list(self) -> None:
@@ -112,7 +115,7 @@ class Run:
         await give_up_old(
             self.connection,
             self.row["id"],
-            asks=MOST_ASKS,
+            asks=NEVER if self._is_ordered else MOST_ASKS,
             patience=UNDER_WAY,
             kept_since=bounds.kept_since,
             known_since=bounds.known_since,

@@ -224,7 +224,7 @@ def reconciling() -> Iterator[Case]:
     }
     for query, arguments in many.items():
         yield Case(query=query, arguments=arguments, rows=BATCH)
-    yield Case(query="adopt_gaps", arguments=("github", 1, True), rows=(EVENTS - PENDING_FROM) // 4)
+    yield Case(query="adopt_gaps", arguments=("github", 1), rows=(EVENTS - PENDING_FROM) // 4)
     yield Case(query="ask_gap", arguments=("github", ids[0], run))
     yield Case(query="explain_gap", arguments=("github", ids[0], "no answer", True))
     yield Case(query="forget_gaps", arguments=(DAY, STEP), rows=STEP)

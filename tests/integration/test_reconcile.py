@@ -499,7 +499,9 @@ async def test_a_guid_that_was_refused_as_replayed_counts_as_seen(
         return 403
 
     github.deliver = refuse
-    row = await Office(database_url, github_route()).reconcile("github")
+    office = Office(database_url, github_route())
+    assert (await office.reconcile("github", dry_run=True))["missing"] == 1
+    row = await office.reconcile("github")
     assert github.asked == [1001]
     assert figures(row) == {
         "listed": 2, "missing": 0, "recovered": 0, "outstanding": 0, "unrecoverable": 0,
@@ -559,14 +561,37 @@ async def test_what_does_not_come_is_asked_for_again_by_later_runs_and_given_up_
     assert len(github.asked) == MOST_ASKS + 1
 
 
+async def test_a_redelivery_that_is_under_way_is_not_asked_for_again(
+    github: FakeGithub, database_url: str, ledger: Reader
+) -> None:
+    """Also while GitHub has nothing to show of it yet."""
+    github.sent = deliveries(3, before=NOW - 10 * MINUTE)
+    free, deliver = asyncio.Event(), github.deliver
+
+    async def slowly(sent: Sent) -> int:
+        await free.wait()
+        return await deliver(sent)
+
+    github.deliver = slowly
+    office = Office(database_url, github_route(wait=timedelta(0)))
+    rows = [await office.reconcile("github") for _ in range(3)]
+    free.set()
+    assert [row["outstanding"] for row in rows] == [3, 3, 3]
+    assert github.asked == [1000, 1001, 1002]
+    await asyncio.gather(*github.tasks)
+    row = await office.reconcile("github")
+    assert (row["missing"], row["recovered"], len(github.asked)) == (3, 3, 3)
+
+
 async def test_a_gap_that_may_have_come_and_been_forgotten_is_not_asked_for_again(
     github: FakeGithub, database_url: str, ledger: Reader
 ) -> None:
+    github.sent = [Sent(id=1, guid="guid-1", at=NOW - 2 * HOUR, redelivery=True)]
     await ledger.run(
         "insert into gateway.gaps (route, event_id, run_id, type, handle, handled_at,"
         " occurred_at, is_first, status, asks) values ('github', 'guid-1', 0, 'push', '1', $1, $2,"
         " true, 'asked', 1)",
-        NOW - HOUR,
+        NOW - 2 * HOUR,
         NOW - 40 * DAY,
     )
     row = await Office(database_url, github_route()).reconcile("github")

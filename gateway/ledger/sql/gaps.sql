@@ -31,9 +31,9 @@ set run_id = excluded.run_id,
     closed_at = case when g.status = 'recovered' or g.status = 'unrecoverable' and $4 then null else g.closed_at end;
 
 -- name: adopt_gaps
--- A new run goes on with what earlier ones left open (gaps_open); a person's with a fresh count of asks.
+-- A new run goes on with what earlier ones left open (gaps_open).
 update gateway.gaps
-set run_id = $2, asks = case when $3 then 0 else asks end
+set run_id = $2
 where route = $1 and status in ('missing', 'asked') and run_id <> $2;
 
 -- name: close_gaps

@@ -165,7 +165,7 @@ def _reconciles(status: Status) -> Iterator[Attention]:
             yield _problem(
                 f"the last reconcile of {run['route']} failed {_age(status['at'], ended_at)} ago:"
                 f" {run['error']}",
-                f"then: `gateway reconcile {run['route']}`, which goes on where it ended",
+                f"then: `gateway reconcile {run['route']} --resume`, which goes on where it ended",
             )
         elif run["unrecoverable"]:
             yield _warning(
