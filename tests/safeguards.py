@@ -429,6 +429,14 @@ SAFEGUARDS: Final = (
         "test_what_was_leased_ahead_and_found_no_slot_is_handed_back",
     ),
     Safeguard(
+        "an answer that was long on its way is not begun where it is paused",
+        "gateway/run/runner.py",
+        "            leases = await self._without_paused(leases)\n",
+        "",
+        "tests/integration/test_pauses.py::"
+        "test_an_answer_that_was_long_on_its_way_is_not_begun_where_it_is_paused",
+    ),
+    Safeguard(
         "an erasure leaves what runs",
         "gateway/ledger/sql/erasure.sql",
         "    select * from subject where is_left and not is_running and not is_locked\n",

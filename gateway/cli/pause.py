@@ -40,11 +40,11 @@ def pause(
         console().print(f"{what}: paused", markup=False)
     else:
         console().print(
-            f"{what}: paused since {cell(paused['since'])}, with a new reason now", markup=False
+            f"{what}: was paused {cell(paused['since'])}, and has a new reason now", markup=False
         )
     if paused["running"]:
-        console().print(f"{paused['running']:,} that had begun may finish.")
-    console().print(f"{paused['waiting']:,} wait, and so does what comes in.")
+        console().print(f"Begun before, and may finish: {paused['running']:,}")
+    console().print(f"Waiting, as will what comes in: {paused['waiting']:,}")
 
 
 def resume(
@@ -60,7 +60,7 @@ def resume(
     for other in resumed["still_paused"]:
         whose = _name(other["route"], other["handler"])
         console().print(f"{whose} is still paused, by itself.", markup=False)
-    console().print(f"{resumed['waiting']:,} have waited.")
+    console().print(f"Waiting until now: {resumed['waiting']:,}")
 
 
 def _name(route: str, handler: str | None) -> str:

@@ -80,7 +80,7 @@ async def test_a_pause_holds_what_comes_in_until_it_is_resumed(
     paused = project.run("pause", *COUNT, "--reason", "mail is down")
     assert (paused.returncode, paused.stdout.splitlines()) == (
         0,
-        ["stripe handlers.effects.count: paused", "0 wait, and so does what comes in."],
+        ["stripe handlers.effects.count: paused", "Waiting, as will what comes in: 0"],
     )
     with (
         project.serve(GATEWAY_ADMIN_TOKEN=TOKEN) as serving,
@@ -98,7 +98,7 @@ async def test_a_pause_holds_what_comes_in_until_it_is_resumed(
         ]
         remote = ("--url", serving.url)
         resumed = project.run("resume", *COUNT, *remote, GATEWAY_ADMIN_TOKEN=TOKEN)
-        assert resumed.stdout.splitlines()[-1] == "6 have waited.", resumed.stderr
+        assert resumed.stdout.splitlines()[-1] == "Waiting until now: 6", resumed.stderr
         await until(lambda: ledger.value("select count(*) = 7 from public.effects"))
     again = project.run("resume", *COUNT)
     assert (again.returncode, again.stderr) == (

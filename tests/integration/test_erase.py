@@ -12,7 +12,7 @@ import asyncpg
 import orjson
 import pytest
 
-from gateway import Context, Event, Reject
+from gateway import Context, Event, Reject, Retry
 from gateway.errors import CommandFailed, NotFound, TransitionRefused
 from gateway.ledger.claims import Claim
 from gateway.ledger.connection import Connection
@@ -91,7 +91,7 @@ async def fail(event: Event, ctx: Context) -> None:
     if event.id.endswith("dead"):
         raise Reject(f"{name} has no address")
     if event.id.endswith("again"):
-        raise RuntimeError(f"{name} is busy")
+        raise Retry(f"{name} is busy", after=3600)
     await count(event, ctx)
 
 
@@ -132,10 +132,16 @@ async def test_nothing_is_left_of_a_subject_but_its_keys(
         "insert into gateway.audit (actor, action, order_id, reason)"
         " select 'bob', 'replay order', id, reason from gateway.bulk_orders"
     )
+    await ledger.run(
+        "insert into gateway.alert_messages"
+        " (kind, route, handler, destination, id, message, next_at)"
+        " values ('dead', 'stripe', 'handlers.count', 'slack', 'alert_1', $1, now())",
+        orjson.dumps({"data": {"error": f"Reject: {NAME} has no address", "count": 1}}).decode(),
+    )
     before = await holding(ledger, NAME, ACCOUNT)
     assert before.keys() >= {
         "processed_events", "deliveries", "attempts", "effects", "once_keys", "audit",
-        "bulk_orders",
+        "bulk_orders", "alert_messages",
     }  # fmt: skip
     untouched = await holding(ledger, "Ada Lovelace", "acct_other")
 

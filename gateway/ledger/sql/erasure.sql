@@ -79,7 +79,7 @@ with subject as materialized (
 ), taken as materialized (
     select * from subject where is_left and not is_running and not is_locked
 ), theirs as materialized (
-    select d.id, d.route, d.event_id, d.handler, d.order_key, d.status,
+    select d.id, d.route, d.event_id, d.handler, d.order_key, d.status, d.error is not null as has_error,
            d.status in ('pending', 'dead') as is_open
     from gateway.deliveries d
     where d.id = any (array (select unnest(ids) from taken))
@@ -109,6 +109,11 @@ with subject as materialized (
     update gateway.gaps g set handle = ''
     from taken t
     where g.route = t.route and g.event_id = t.event_id and g.status in ('recovered', 'unrecoverable')
+), silenced as (  -- an alert quotes the last error of its handler, and does not say whose it was
+    update gateway.alert_messages m
+    set message = jsonb_set(m.message::jsonb, '{data,error}', 'null')::json
+    where (m.route, m.handler) in (select route, handler from theirs where has_error)
+      and m.message #>> '{data,error}' is not null
 ), unexplained as (
     update gateway.audit set reason = null
     where delivery_id = any (array (select id from theirs)) and strpos(reason, $6) > 0
