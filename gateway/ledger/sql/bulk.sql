@@ -16,6 +16,7 @@ select *, false as is_idle from begun;
 select o.*, false as is_idle
 from gateway.bulk_orders o
 cross join set_config('enable_seqscan', 'off', true) as plans
+cross join set_config('jit', 'off', true) as compiled  -- which takes longer than a step
 where o.id = $1
 for update of o;
 
