@@ -466,6 +466,10 @@ ERRORS = [
     "req_1a2b3c-d4 failed",
     "req_ffff0 failed",
     "Straße 7 ünknown",
+    "PushFailed: HTTP 520",
+    "PushFailed: HTTP 529",
+    "PushFailed: HTTP 404 Not Found: order 1",
+    "PushFailed: HTTP 404 Not Found: order 2",
 ]
 
 
@@ -498,4 +502,7 @@ async def test_errors_of_one_cause_are_one_group_that_can_be_asked_for(
         "": 1,
         "… failed": 2,
         "Straße … ünknown": 1,
+        "PushFailed: HTTP 520": 1,
+        "PushFailed: HTTP 529": 1,
+        "PushFailed: HTTP 404 Not Found: order …": 2,
     }

@@ -23,13 +23,13 @@ limit $8;
 -- name: group_dead
 -- Dead letters until a moment by route, handler and what their errors have in common, the most first
 -- (deliveries_dead). What stands in quotes, and words with a digit (numbers, ids), differ between errors
--- of one cause. Each row tells of all groups how many letters there are, and how many have no payload.
+-- of one cause; a status, as in HTTP 503, is one. Each row tells of all groups how many letters there are, and how many have no payload.
 select d.route, d.handler, null::text as type,
        regexp_replace(
            regexp_replace(
                left(d.error, 300),
                '"[^"]*(?:"|$)|`[^`]*(?:`|$)|(?<!\w)''[^'']*(?:''(?!\w)|$)|[[:cntrl:]]+'
-               '|[[:alnum:]_-]*\d[[:alnum:]_-]*',
+               '|(?<!HTTP |[[:alnum:]_-])[[:alnum:]_-]*\d[[:alnum:]_-]*',
                '…', 'g'),
            '…(?:\W{0,2}…)+', '…', 'g') as error,
        count(*) as count, min(d.finished_at) as first_at, max(d.finished_at) as last_at,
