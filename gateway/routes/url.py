@@ -14,6 +14,7 @@ URL_EXPECTED: Final = (
     " file:/path"
 )
 LONGEST_URL: Final = 4096
+PORTS: Final = range(1, 2**16)
 KINDS: Final = ("env:", "file:")
 
 
@@ -25,10 +26,11 @@ def check_url(text: str) -> str:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
         url = None
-    if url is None or url.scheme not in ("http", "https") or url.port == 0:
+    if url is None or url.scheme not in ("http", "https"):
         raise Unexpected(found="text that is no URL (not shown)", expected=URL_EXPECTED)
     for is_wrong, what in (
         (not url.host, "without a host"),
+        (url.port is not None and url.port not in PORTS, "with a port that there is not"),
         (bool(url.userinfo), "with a user name or a password"),
         (bool(url.fragment), "with a fragment (#...)"),
     ):

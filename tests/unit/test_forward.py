@@ -134,6 +134,8 @@ URL = "url: 'http://localhost/'"
         ("name: a, url: 'ftp://x/'", "url: text that is no URL (not shown)"),
         (f"name: a, url: 'https://me:{SECRET}@x/'", "url: a URL with a user name or a password"),
         (f"name: a, url: 'https://x/#{SECRET}'", "url: a URL with a fragment"),
+        ("name: a, url: 'http://x:0/'", "url: a URL with a port that there is not"),
+        ("name: a, url: 'http://x:65536/'", "url: a URL with a port that there is not"),
         (f"name: a, url: [{SECRET}]", "url: a literal value (not shown)"),
         (f"name: a, url: 'http://169.254.169.254/{SECRET}'", "url: a URL whose host is link-local"),
         ("name: a, url: 'http://2852039166/'", "url: a URL whose host is link-local"),
