@@ -11,6 +11,7 @@ from rich.console import Console
 
 from gateway.cli.status_screen import draw
 from gateway.ledger.connection import Pool, open_pool
+from gateway.ledger.queries import QUERIES
 from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
 from gateway.operate.status import ledger as counting
 from gateway.operate.status.look import read_status
@@ -185,6 +186,8 @@ async def test_a_backlog_of_very_many_is_not_counted_to_its_end(
         (HANDLER, 3, True),
     ]
     assert "3+" in shown(status)
+    counted = await ledger.rows(QUERIES["count_unfinished"], 4, timedelta(hours=1))
+    assert max(row["n"] for row in counted) == 4
 
 
 async def test_a_pause_is_told_with_who_and_why_and_not_as_a_backlog(
