@@ -101,10 +101,10 @@ def _handlers(status: Status, gap: int) -> RenderableType:
 
 def _handler(handler: HandlerState, now: datetime) -> Iterator[Text]:
     yield Text(printable(handler["handler"]))
-    yield _count(handler["pending"], more=handler["capped"])
+    yield _count(handler["pending"], more="pending" in handler["capped"])
     yield _since(handler["oldest_due_at"], now)
     yield _count(handler["running"])
-    yield _count(handler["dead"], style="bold red", more=handler["capped"])
+    yield _count(handler["dead"], style="bold red", more="dead" in handler["capped"])
     yield _count(handler["runs"])
     yield _share(handler["success"])
     yield _ms(handler["p50_ms"])

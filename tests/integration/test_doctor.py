@@ -26,6 +26,7 @@ from gateway.operate.doctor.installation import Installation, utc_now
 from gateway.providers import PROVIDERS
 from gateway.registry import Registry
 from gateway.routes import Route
+from gateway.routes.reconcile import Reconcile
 from gateway.secrets import SecretRef
 from gateway.settings import Settings
 from gateway.spool.file import TORN
@@ -36,6 +37,7 @@ from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project, free_port
 from tests.support.workers import count, make_config, make_route, make_settings, subscribe
 
+EVERY_15M = Reconcile(every=timedelta(minutes=15), api_url="https://api.stripe.com")
 SECRET = "whsec_0123456789abcdef0123456789abcdef"
 OTHER = "a github secret of 32 characters"
 TOKEN = "adm1n-t0ken-of-the-suite"
@@ -470,6 +472,20 @@ async def test_a_route_of_which_everything_is_refused(
     await tallies.flush(pool)
     await pool.close()
     assert "the last event came 0s ago" in found(await examine(place(settings)), "ok")
+
+
+async def test_a_reconcile_that_does_not_come(settings: Settings, ledger: Reader) -> None:
+    installation = place(settings, stripe(reconcile=EVERY_15M))
+    never = found(await examine(installation), "warning")
+    assert "route stripe: is to be reconciled every 15m, and never was" in never
+    await ledger.run(
+        "insert into gateway.reconciliations"
+        " (route, actor, since, until, dry_run, status, started_at, finished_at)"
+        " values ('stripe', 'schedule', now(), now(), false, 'done', now(), now())"
+    )
+    assert "was reconciled 0s ago" in found(await examine(installation), "ok")
+    await ledger.run("update gateway.reconciliations set finished_at = now() - interval '1 h'")
+    assert "the last was 1h ago" in found(await examine(installation), "warning")
 
 
 async def test_dead_letters_that_nobody_looked_at(

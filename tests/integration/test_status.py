@@ -181,13 +181,19 @@ async def test_a_backlog_of_very_many_is_not_counted_to_its_end(
     await claim_all(database_url, [make_claim(route="b", handlers=("x", "y")) for _ in range(2)])
     status = await read_status(settings)
     assert [(h["handler"], h["pending"], h["capped"]) for h in status["handlers"]] == [
-        ("x", 2, False),
-        ("y", 2, False),
-        (HANDLER, 3, True),
+        ("x", 2, []),
+        ("y", 2, []),
+        (HANDLER, 3, ["pending"]),
     ]
     assert "3+" in shown(status)
     counted = await ledger.rows(QUERIES["count_unfinished"], 4, timedelta(hours=1))
     assert max(row["n"] for row in counted) == 4
+    await ledger.run("update gateway.deliveries set status = 'dead', finished_at = now()")
+    status = await read_status(settings)
+    assert [a["text"][:15] for a in status["attention"] if "dead" in a["text"]] == [
+        "4+ dead letters"
+    ]
+    assert {name for h in status["handlers"] for name in h["capped"]} == {"dead"}
 
 
 async def test_a_pause_is_told_with_who_and_why_and_not_as_a_backlog(

@@ -24,6 +24,8 @@ OLD_DEAD: Final = timedelta(days=7)
 LATE: Final = timedelta(days=1)
 """How far behind a prune may be: events are looked at again every few hours."""
 
+MISSED_RECONCILES: Final = 3
+
 PASTE: Final = {
     "stripe": "Stripe: Dashboard, Developers, Webhooks, Add endpoint",
     "github": "GitHub: Settings, Webhooks, Add webhook, content type application/json",
@@ -38,6 +40,7 @@ async def check_ledger(installation: Installation, connection: Connection) -> li
     findings = [*_work(status), *_workers(installation, status["workers"])]
     for route in installation.routes:
         findings += await _route(installation, connection, route, figures, status)
+    findings += _reconciles(installation, status)
     findings += await _dead(installation, connection, status)
     findings += await _retention(installation, connection)
     return findings
@@ -118,6 +121,26 @@ async def _route(
     where = PASTE.get(route.provider.name, "the sender's settings")
     url = installation.base_url + route.path
     return [warning(about, "has never had an event", f"paste {url} into {where}")]
+
+
+def _reconciles(installation: Installation, status: Status) -> Iterator[Finding]:
+    """Whether those that come by themselves do come; a failed one is told as part of the work."""
+    last = {run["route"]: run["finished_at"] or run["started_at"] for run in status["reconciles"]}
+    for route in installation.routes:
+        if route.reconcile is None or route.reconcile.every is None:
+            continue
+        about, every = f"route {route.name}", format_duration(route.reconcile.every)
+        at = last.get(route.name)
+        ago = "" if at is None else f"{format_roughly(status['at'] - at)} ago"
+        if at is None:
+            yield warning(
+                about, f"is to be reconciled every {every}, and never was", "is a worker alive?"
+            )
+        elif status["at"] - at > MISSED_RECONCILES * route.reconcile.every:
+            told = f"is to be reconciled every {every}; the last was {ago}"
+            yield warning(about, told, "is a worker alive, and what does its log say?")
+        else:
+            yield ok(about, f"was reconciled {ago}")
 
 
 def _last_refusal(route: str, figures: Figures) -> tuple[str, datetime] | None:

@@ -54,13 +54,13 @@ def _dead(status: Status) -> Iterator[Attention]:
     if not dying:
         return
     total, lately = sum(h["dead"] for h in dying), sum(h["dead_lately"] for h in dying)
-    more = "+" if any(h["capped"] and h["dead"] == total for h in dying) else ""
+    more = "+" if any("dead" in h["capped"] for h in dying) else ""
     text = f"{total:,}{more} dead letter{'s' if total > 1 else ''}"
-    text += f", {lately:,} of them in the last hour" if lately else ", none in the last hour"
+    when = {0: "none", total: "all"}.get(lately, f"{lately:,} of them")
     worst = max(dying, key=lambda h: h["dead"])
     who = worst["handler"] if len(dying) == 1 else f"most of {worst['handler']}"
     yield _problem(
-        f"{text} ({who})",
+        f"{text}, {when} in the last hour ({who})",
         "what died of what: `gateway dead --group`; then `gateway replay --dead` or `discard`",
     )
 
@@ -245,7 +245,7 @@ def _of(handler: HandlerState) -> str:
 
 
 def _pending(handler: HandlerState) -> str:
-    more = "+" if handler["capped"] else ""
+    more = "+" if "pending" in handler["capped"] else ""
     return f"{handler['pending']:,}{more} waiting"
 
 

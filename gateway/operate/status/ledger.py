@@ -109,12 +109,16 @@ async def read_handlers(
         for route, handler in figures.hour
         if handler != REQUESTS
     }
-    for row in await session.fetch(QUERIES["count_unfinished"], MOST_COUNTED, HOUR):
+    rows = await session.fetch(QUERIES["count_unfinished"], MOST_COUNTED, HOUR)
+    for row in rows:
         place = row["route"], row["handler"]
         state = found.setdefault(place, _empty(*place, figures))
         _note_unfinished(state, row["status"], row["n"], row["oldest_at"])
         state["waiting_turn"] += row["waiting_turn"]
         state["dead_lately"] += row["lately"]
+    if sum(row["n"] for row in rows if row["status"] == "dead") >= MOST_COUNTED:
+        for state in found.values():  # of the dead the newest are counted, whosever they are
+            state["capped"] += ["dead"] if state["dead"] else []
     for state in found.values():
         is_idle = not (state["pending"] or state["running"])
         if workers and not is_idle and f"{state['route']} {state['handler']}" not in served:
@@ -130,7 +134,9 @@ def _note_unfinished(
     state: HandlerState, status: str, count: int, oldest_at: datetime | None
 ) -> None:
     if count >= MOST_COUNTED:
-        state["capped"], count = True, MOST_COUNTED - 1
+        count = MOST_COUNTED - 1
+        if status != "dead":
+            state["capped"].append(status)
     match status:
         case "pending":
             state["pending"], state["oldest_due_at"] = count, oldest_at
@@ -173,7 +179,7 @@ def _empty(route: str, handler: str, figures: Figures) -> HandlerState:
         running=0,
         dead=0,
         dead_lately=0,
-        capped=False,
+        capped=[],
         blocked_keys=0,
         orphaned=False,
         paused=False,

@@ -89,8 +89,8 @@ class HandlerState(TypedDict):
     dead: int
     dead_lately: int
     """Of the last hour."""
-    capped: bool
-    """Whether there are more, and were not counted."""
+    capped: list[str]
+    """Of which state there are more, which were not counted."""
     blocked_keys: int
     orphaned: bool
     paused: bool
