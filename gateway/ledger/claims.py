@@ -5,7 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -55,8 +55,8 @@ class Claim(NamedTuple):
     """For handlers whose deliveries take turns: by which key they do."""
     spooled: bool = False
     """Acknowledged before it was claimed: its bytes can be flagged, and no longer refused."""
-    not_before: datetime | None = None
-    """A job with a delay: when it may run at the earliest."""
+    delay: timedelta | None = None
+    """A job's, before which it may not run: by the clock of the ledger, as all that is due."""
     reconciled: bool = False
     """Fetched from the provider's API: its bytes are not those that were signed."""
 
@@ -329,7 +329,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "handlers": claim.handlers,
             "order_keys": claim.order_keys or None,
             "spooled": claim.spooled,
-            "not_before": claim.not_before,
+            "delay_s": None if claim.delay is None else claim.delay.total_seconds(),
             "reconciled": claim.reconciled,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 from starlette.types import Scope
@@ -12,7 +12,7 @@ from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed
 from gateway.model import Envelope
 from gateway.providers import Headers
-from gateway.providers.job_request import KEY_HEADER, JobRequest, read_job
+from gateway.providers.job_request import KEY_HEADER, read_job
 from gateway.receive import answers
 from gateway.receive.answers import Answer
 from gateway.receive.door import Door, Reception
@@ -66,7 +66,7 @@ class QueueDoor(Door):
             replay=None,
             handlers=handlers,
             order_keys=self._registry.order_keys(self._route.name, handlers, {}, job.body),
-            not_before=_not_before(job, now),
+            delay=job.delay or None,
         )
 
     def _answered(self, envelope: Envelope, claimed: Claimed) -> Answer:
@@ -87,7 +87,3 @@ class QueueDoor(Door):
         if isinstance(rejection, Unauthorized):
             return answers.UNAUTHORIZED
         return answers.explained(told.status, rejection.code, rejection.reason, close=told.close)
-
-
-def _not_before(job: JobRequest, now: datetime) -> datetime | None:
-    return now + job.delay if job.delay > timedelta(0) else None

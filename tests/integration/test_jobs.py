@@ -28,7 +28,7 @@ LATE = "from gateway.deliveries where event_id = 'late'"
 
 def delayed(id: str, delay: timedelta, *, order_key: str | None = None) -> Claim:
     claim = make_claim(id, order_keys={} if order_key is None else {HANDLER: order_key})
-    return claim._replace(not_before=datetime.now(UTC) + delay)
+    return claim._replace(delay=delay)
 
 
 async def _statuses_are(ledger: Reader, **expected: int) -> bool:
@@ -51,6 +51,17 @@ async def test_a_delayed_job_runs_when_it_is_due_and_not_sooner(
         " join gateway.deliveries d on d.id = a.delivery_id where d.not_before is not null"
     )
     assert started == [{"event_id": "soon", "in_time": True}]
+
+
+@pytest.mark.parametrize("wrong_by", [-2 * DAY, 2 * DAY])
+async def test_a_delay_is_as_long_as_it_says_whatever_the_clock_of_the_gateway(
+    database_url: str, ledger: Reader, wrong_by: timedelta
+) -> None:
+    claim = delayed("late", DAY)._replace(received_at=datetime.now(UTC) + wrong_by)
+    async with claiming(database_url) as claimer:
+        await claimer.claim(claim)
+    waits = await ledger.value(f"select due_at - now() {LATE}")
+    assert DAY - timedelta(minutes=5) < waits <= DAY
 
 
 async def test_a_delay_holds_also_for_a_job_that_has_its_turn(

@@ -4,12 +4,12 @@
 -- In key order, so that two processes with crossed batches wait for each other and never in a circle.
 -- Deliveries are numbered in the order of arrival. One with an order key waits for its turn (advance).
 with input as materialized (
-    select c.*, b.body
+    select c.*, now() + make_interval(secs => c.delay_s) as not_before, b.body
     from json_to_recordset($1::json) as c (
         n bigint, route text, event_id text, provider text, type text, account text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
         headers jsonb, replay text, replay_of text, handlers json,
-        order_keys json, spooled boolean, not_before timestamptz, reconciled boolean)
+        order_keys json, spooled boolean, delay_s double precision, reconciled boolean)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
