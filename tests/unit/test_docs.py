@@ -74,6 +74,11 @@ def test_the_pages_that_people_were_promised_are_there() -> None:
         "metrics.md",
         "publish.md",
         "reliability.md",
+        "operate.md",
+        "publish.md",
+        "forward.md",
+        "reconcile.md",
+        "alerts.md",
     }
 
 
