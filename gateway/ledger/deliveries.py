@@ -24,6 +24,10 @@ BEGINS_WITHIN: Final = timedelta(seconds=1)
 """A worker begins what it has leased within this time, or hands it back, or asks first whether it
 is paused by now."""
 
+KEPT_IN_VAIN: Final = 100
+"""Runs of a delivery, from its last one back, of which also those are on record that burned no
+attempt: nothing else bounds how often a service may ask to come again."""
+
 ERROR_CHARS: Final = 8_000
 LEASE_LOST: Final = "GW001"
 """What the function gateway.settle raises."""
@@ -54,6 +58,7 @@ class Limit:
     period: timedelta | None
 
 
+IN_VAIN: Final = frozenset({Outcome.DEFERRED, Outcome.RELEASED})
 DONE: Final = Settlement(status=Status.DONE, outcome=Outcome.DONE)
 
 
@@ -120,6 +125,8 @@ async def renew(ledger: Executor, leases: Sequence[Lease], lease: timedelta) -> 
 
 async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Status:
     """Ends a run under its fence. Raises LeaseLost, having changed nothing, if the token is old."""
+    if settlement.outcome in IN_VAIN:
+        await ledger.execute(QUERIES["forget_in_vain"], lease.delivery_id, KEPT_IN_VAIN)
     with _fenced(lease):
         status = await ledger.fetchval(
             QUERIES["settle"],

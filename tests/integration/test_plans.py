@@ -290,6 +290,7 @@ CASES: Final = [
         arguments=(RUNNING[0], TOKENS[0], "pending", "lost", 0, DAY, "gone", None, 10),
         by="lost",
     ),
+    Case(query="forget_in_vain", arguments=(RUNNING[0], 100)),
     Case(query="reap", arguments=(200, 10, timedelta()), rows=100),
     Case(query="replay", arguments=(100_000, "ann", None)),
     Case(query="discard", arguments=(PENDING[0], "ann", None)),

@@ -143,6 +143,24 @@ async def test_a_deferral_burns_no_attempt(database_url: str, ledger: Reader) ->
     assert await ledger.outcomes() == ["deferred"] * 5 + ["done"]
 
 
+async def test_deferrals_without_end_leave_a_bounded_record(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.ledger.deliveries.KEPT_IN_VAIN", 5)
+    runs: list[int] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        if len(runs) == 1:
+            raise Retry("not yet", after=0)
+        if len(runs) <= 20:
+            raise Defer("busy", after=0)
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert (delivery["attempts"], delivery["runs"]) == (2, 21)
+    assert await ledger.outcomes() == ["retry"] + ["deferred"] * 5 + ["done"]
+
+
 async def test_retry_after_of_a_busy_service_is_a_deferral(
     database_url: str, ledger: Reader
 ) -> None:

@@ -123,6 +123,12 @@ select token from held;
 -- The end of a run, fenced by the lease's token. Raises GW001 where the lease was lost.
 select gateway.settle($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
+-- name: forget_in_vain
+-- Of a delivery that runs, the old runs that burned no attempt (attempts_pkey).
+delete from gateway.attempts
+where delivery_id = $1 and outcome in ('deferred', 'released')
+  and number <= (select runs - $2::integer from gateway.deliveries where id = $1);
+
 -- name: reap
 -- Takes back leases that ran out: their worker is gone, or too slow to say that it lives.
 -- Not while the server has only just come back: until then no worker could say anything.
