@@ -75,10 +75,7 @@ def test_the_pages_that_people_were_promised_are_there() -> None:
         "publish.md",
         "reliability.md",
         "operate.md",
-        "publish.md",
-        "forward.md",
         "reconcile.md",
-        "alerts.md",
     }
 
 
