@@ -223,6 +223,8 @@ def _checked(url: str) -> httpx.URL:
     if checked.scheme not in {"http", "https"} or not checked.host:
         # Not shown: it may hold a password.
         raise ValueError("found a URL that cannot be used; expected https://host")
+    if checked.userinfo:  # which httpx would send in the place of the token
+        raise ValueError("found a URL with a user name or a password; expected https://host")
     return checked
 
 
