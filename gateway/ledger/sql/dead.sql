@@ -23,34 +23,44 @@ limit $8;
 -- name: group_dead
 -- Dead letters until a moment by route, handler and what their errors have in common, the most first
 -- (deliveries_dead). What stands in quotes, and words with a digit (numbers, ids), differ between errors
--- of one cause; a status, as in HTTP 503, is one. Each row tells of all groups how many letters there are, and how many have no payload.
-select d.route, d.handler, null::text as type,
+-- of one cause; a status, as in HTTP 503, is one. Equal errors are put together first, and only where
+-- there may be a status is it looked for behind each word: either takes longer than all the rest.
+-- Each row tells of all groups how many letters there are, and how many have no payload.
+with letters as materialized (
+    select d.route, d.handler, left(d.error, 300) as error, count(*) as n,
+           count(*) filter (where e.has_payload is not true) as without_payload,
+           min(d.finished_at) as first_at, max(d.finished_at) as last_at, max(d.id) as delivery_id
+    from gateway.deliveries d
+    left join lateral (
+        select type, account, body is not null as has_payload from gateway.processed_events
+        where route = d.route and event_id = d.event_id
+        limit 1
+    ) e on true
+    where d.status = 'dead'
+      and coalesce(d.route = $1, true)
+      and coalesce(e.type like $2, $2 is null)
+      and coalesce(d.handler = $3, true)
+      and d.finished_at >= coalesce($4, timestamptz '-infinity')
+      and d.finished_at < coalesce($5, timestamptz 'infinity')
+      and coalesce(e.account = $6, $6 is null)
+      and coalesce(d.error ilike $7, $7 is null)
+      and d.finished_at <= $8
+    group by 1, 2, 3
+)
+select route, handler, null::text as type,
        regexp_replace(
            regexp_replace(
-               left(d.error, 300),
-               '"[^"]*(?:"|$)|`[^`]*(?:`|$)|(?<!\w)''[^'']*(?:''(?!\w)|$)|[[:cntrl:]]+'
-               '|(?<!HTTP |[[:alnum:]_-])[[:alnum:]_-]*\d[[:alnum:]_-]*',
+               error,
+               '"[^"]*(?:"|$)|`[^`]*(?:`|$)|(?<!\w)''[^'']*(?:''(?!\w)|$)|[[:cntrl:]]+|'
+               || case when error like '%HTTP %' then '(?<!HTTP |[[:alnum:]_-])' else '' end
+               || '[[:alnum:]_-]*\d[[:alnum:]_-]*',
                '…', 'g'),
            '…(?:\W{0,2}…)+', '…', 'g') as error,
-       count(*) as count, min(d.finished_at) as first_at, max(d.finished_at) as last_at,
-       max(d.id) as delivery_id,
-       (sum(count(*)) over ())::bigint as total,
-       (sum(count(*) filter (where e.has_payload is not true)) over ())::bigint as without_payload
-from gateway.deliveries d
-left join lateral (
-    select type, account, body is not null as has_payload from gateway.processed_events
-    where route = d.route and event_id = d.event_id
-    limit 1
-) e on true
-where d.status = 'dead'
-  and coalesce(d.route = $1, true)
-  and coalesce(e.type like $2, $2 is null)
-  and coalesce(d.handler = $3, true)
-  and d.finished_at >= coalesce($4, timestamptz '-infinity')
-  and d.finished_at < coalesce($5, timestamptz 'infinity')
-  and coalesce(e.account = $6, $6 is null)
-  and coalesce(d.error ilike $7, $7 is null)
-  and d.finished_at <= $8
+       sum(n)::bigint as count, min(first_at) as first_at, max(last_at) as last_at,
+       max(delivery_id) as delivery_id,
+       (sum(sum(n)) over ())::bigint as total,
+       (sum(sum(without_payload)) over ())::bigint as without_payload
+from letters
 group by 1, 2, 4
 order by count desc, last_at desc, 1, 2, 4
 limit $9;
