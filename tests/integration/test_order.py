@@ -127,6 +127,39 @@ async def test_a_dead_one_blocks_its_key_until_someone_decides(
     assert ran[2:] == (["evt_1", "evt_2"] if way == "replay" else ["evt_2"])
 
 
+async def test_a_dead_one_does_not_block_what_was_before_it_and_is_replayed(
+    database_url: str, ledger: Reader
+) -> None:
+    """Else the replay of it would be swallowed until someone decides on the later one, too."""
+    ran: list[str] = []
+
+    async def handler(event: Event, _: Context) -> None:
+        ran.append(event.id)
+
+    async def is_done(delivery_id: int) -> bool:
+        return bool((await ledger.delivery(delivery_id))["status"] == "done")
+
+    await claim_in_order(database_url, [keyed(f"evt_{n}", "a") for n in (1, 2, 3)])
+    await ledger.run(
+        "update gateway.deliveries set due_at = 'infinity',"
+        " status = case event_id when 'evt_1' then 'discarded' when 'evt_2' then 'dead'"
+        " else 'pending' end"
+    )
+    first = await ledger.value("select min(id) from gateway.deliveries")
+    async with working(database_url, ordered(handler, on_dead=OnDead.BLOCK)):
+        await ledger.replay(first)
+        await until(lambda: is_done(first))
+        # As where whoever replays it is killed before it can give it the turn.
+        await ledger.run(
+            "update gateway.deliveries set status = 'pending', due_at = 'infinity' where id = $1",
+            first,
+        )
+        await until(lambda: is_done(first))
+        await ledger.replay(first + 1)
+        await until(lambda: all_are(ledger, "done"))
+    assert ran == ["evt_1", "evt_1", "evt_2", "evt_3"]
+
+
 async def _dead_and_done(ledger: Reader) -> bool:
     statuses = await ledger.statuses()
     return statuses.get("dead") == 1 and statuses.get("done") == 1

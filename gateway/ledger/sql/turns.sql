@@ -19,21 +19,21 @@ from (
 -- Walks on through the keys for which something waits (deliveries_held), whoever has a handler for it,
 -- and tells those of which nothing has the turn: whoever should have given it was killed before it could.
 with recursive held as (
-    (select route, handler, order_key, 1 as n
+    (select route, handler, order_key, id, 1 as n
      from gateway.deliveries
      where (route, handler, order_key) > ($1, $2, $3) and order_key is not null
        and status = 'pending' and due_at = 'infinity'
-     order by route, handler, order_key
+     order by route, handler, order_key, id
      limit 1)
     union all
-    select next.route, next.handler, next.order_key, h.n + 1
+    select next.route, next.handler, next.order_key, next.id, h.n + 1
     from held h
     cross join lateral (
-        select route, handler, order_key
+        select route, handler, order_key, id
         from gateway.deliveries
         where (route, handler, order_key) > (h.route, h.handler, h.order_key)
           and order_key is not null and status = 'pending' and due_at = 'infinity'
-        order by route, handler, order_key
+        order by route, handler, order_key, id
         limit 1
     ) next
     where h.n < $4
@@ -47,7 +47,7 @@ select h.route, h.handler, h.order_key as key, not exists (
     where p.route = h.route and p.handler = h.handler and p.on_dead = 'block' and exists (
         select from gateway.deliveries d
         where d.route = h.route and d.handler = h.handler and d.order_key = h.order_key
-          and d.status = 'dead')
+          and d.status = 'dead' and d.id < h.id)
 ) as is_stuck
 from held h
 order by h.n;
