@@ -21,11 +21,10 @@ START: Final[Mark] = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Who erases, why, and the name that no reason may hold afterwards."""
+    """Who erases, and why."""
 
     actor: str
     reason: str
-    account: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,6 @@ async def erase_events(
             [row["id"] for row in rows],
             order.actor,
             order.reason,
-            order.account,
         )
         reached("erase.taken")
     reached("erase.committed")
@@ -118,9 +116,9 @@ async def erase_events(
     return erased, locked + [_key(row) for row in found if not row["is_held"]]
 
 
-async def scrub_orders(ledger: Executor, account: str) -> None:
-    """Takes an account out of what people have ordered for everything of it."""
-    await ledger.execute(QUERIES["scrub_orders"], account)
+async def scrub_words(ledger: Executor, account: str) -> None:
+    """Takes an account out of what people have said and asked for."""
+    await ledger.execute(QUERIES["scrub_words"], account)
 
 
 async def find_erasure(ledger: Executor, route: str, event_id: str) -> Erasure | None:

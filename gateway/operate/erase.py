@@ -17,7 +17,7 @@ from gateway.ledger.erasure import (
     count_subject,
     erase_events,
     find_subject,
-    scrub_orders,
+    scrub_words,
 )
 from gateway.ledger.queries import QUERIES
 
@@ -59,9 +59,9 @@ async def erase(
     """
     if subject.account is not None and subject.account in reason:
         raise CommandFailed("reason: found the account in it, and it is kept; expected one without")
-    order = Order(actor=actor, reason=reason, account=subject.account)
+    order = Order(actor=actor, reason=reason)
     if subject.account is not None and after is None:
-        await scrub_orders(ledger, subject.account)
+        await scrub_words(ledger, subject.account)
     return await _walk(ledger, subject, after, lambda keys: _erase_patiently(ledger, keys, order))
 
 

@@ -175,6 +175,56 @@ async def test_nothing_is_left_of_a_subject_but_its_keys(
     assert len(await ledger.rows("select from gateway.audit where action = 'erase'")) == 4
 
 
+async def test_an_account_is_taken_out_of_what_people_said_whosever_it_was_about(
+    connection: Connection, ledger: Reader
+) -> None:
+    """Of events that are long forgotten, of orders by what an error says, and of pauses."""
+    account = "acct_1.x"
+    await ledger.run(
+        "insert into gateway.audit (actor, action, delivery_id, route, handler, reason) values"
+        " ('bob', 'replay', 4711, 'stripe', null, 'for acct_1.x, who called'),"
+        " ('bob', 'replay', 4712, 'stripe', null, 'for acct_1.xy, who called'),"
+        " ('bob', 'replay', 4713, 'stripe', null, 'for acct_12x, who called'),"
+        " ('bob', 'pause', null, 'stripe', 'h', 'acct_1.x floods us')"
+    )
+    await ledger.run(
+        "insert into gateway.pauses (route, handler, actor, reason)"
+        " values ('stripe', 'h', 'bob', 'acct_1.x floods us'), ('stripe', '', 'bob', 'a fire')"
+    )
+    await ledger.run(
+        "insert into gateway.bulk_orders (action, filter, actor, began_at, total, mark_at)"
+        " select 'replay', f::jsonb, 'bob', now(), 1, now() from unnest($1::text[]) f",
+        [
+            '{"error": "no card of acct_1.x", "route": "stripe"}',
+            '{"account": "acct_1.x"}',
+            '{"account": "acct_1.xy"}',
+            "{}",
+        ],
+    )
+    await ledger.run(
+        "insert into gateway.gaps (route, event_id, run_id, type, handle, handled_at, occurred_at,"
+        " is_first, status) select 'stripe', 'evt_' || s, 1, 'a', 'acct_1.x', now(), now(), true, s"
+        " from unnest(array['unrecoverable', 'missing']) s"
+    )
+    await order(connection, Subject(account=account))
+    said = await ledger.rows("select reason from gateway.audit order by id")
+    assert [row["reason"] for row in said] == [
+        None, "for acct_1.xy, who called", "for acct_12x, who called", None,
+    ]  # fmt: skip
+    said = await ledger.rows("select reason from gateway.pauses order by handler")
+    assert [row["reason"] for row in said] == ["a fire", None]
+    asked = await ledger.rows("select filter from gateway.bulk_orders order by id")
+    assert [orjson.loads(row["filter"]) for row in asked] == [
+        {"error": "(erased)", "route": "stripe"},
+        {"account": "(erased)"},
+        {"account": "acct_1.xy"},
+        {},
+    ]
+    handles = await ledger.rows("select status, handle from gateway.gaps order by status")
+    # What is still to be fetched cannot be without: it is an event that comes later.
+    assert [row["handle"] for row in handles] == [account, ""]
+
+
 async def test_a_late_retry_of_what_was_erased_is_still_a_duplicate(
     database_url: str, connection: Connection, ledger: Reader
 ) -> None:

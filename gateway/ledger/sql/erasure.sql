@@ -114,9 +114,6 @@ with subject as materialized (
     set message = jsonb_set(m.message::jsonb, '{data,error}', 'null')::json
     where (m.route, m.handler) in (select route, handler from theirs where has_error)
       and m.message #>> '{data,error}' is not null
-), unexplained as (
-    update gateway.audit set reason = null
-    where delivery_id = any (array (select id from theirs)) and strpos(reason, $6) > 0
 ), discards as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
     select $4, 'discard', id, route, event_id, $5 from theirs where is_open
@@ -139,18 +136,29 @@ left join lateral (
 ) o on true
 where s.is_left;
 
--- name: scrub_orders
--- What people have ordered for everything of an account, in whose words it is named.
-with theirs as (
+-- name: scrub_words
+-- What people have said, and asked for, in whose words an account is named: as a whole word, and not
+-- where it is a part of another's. Also where their events are long forgotten, so that the audit is read
+-- from end to end: once for an erasure.
+with named as materialized (
+    select '(?<!\w)' || regexp_replace($1, '(\W)', '\\\1', 'g') || '(?!\w)' as pattern
+), orders as (
     update gateway.bulk_orders
-    set filter = case when filter ->> 'account' = $1
-                      then jsonb_set(filter, '{account}', '"(erased)"') else filter end,
-        reason = case when strpos(reason, $1) > 0 then null else reason end
-    where filter ->> 'account' = $1 or strpos(reason, $1) > 0
-    returning id
+    set filter = filter || (
+            select coalesce(jsonb_object_agg(key, '(erased)'), '{}')
+            from jsonb_each_text(filter), named
+            where key in ('account', 'error') and value ~ pattern
+        ),
+        reason = case when reason ~ pattern then null else reason end
+    from named
+    where reason ~ pattern or filter ->> 'account' ~ pattern or filter ->> 'error' ~ pattern
+), pauses as (
+    update gateway.pauses set reason = null from named where reason ~ pattern
+), gaps as (
+    update gateway.gaps set handle = ''
+    where handle = $1 and status in ('recovered', 'unrecoverable')
 )
-update gateway.audit set reason = null
-where delivery_id is null and order_id = any (array (select id from theirs)) and strpos(reason, $1) > 0;
+update gateway.audit set reason = null from named where reason ~ pattern;
 
 -- name: find_erasure
 -- When an event was erased, by whom and why (audit_erased).
