@@ -161,7 +161,8 @@ order by w.received_at desc, w.route desc, w.event_id desc
 limit 1;
 
 -- name: count_expired
--- Dead letters and rows of the audit that are past their retention (deliveries_dead, audit_at).
+-- Dead letters and rows of the audit that expire_dead and expire_audit would forget, and changes nothing
+-- (deliveries_dead, audit_at).
 select (
     select count(*)
     from unnest($1::text[], $2::interval[]) as kept (route, dead)
@@ -170,7 +171,12 @@ select (
         where d.status = 'dead' and d.finished_at < now() - kept.dead
           and coalesce(d.route = kept.route, true)
     ) d
-) as dead, (select count(*) from gateway.audit where at < now() - $3::interval) as audit;
+) as dead, (
+    select count(*)
+    from gateway.audit
+    where at < now() - $3::interval
+      and (select min(at) < now() - $3::interval - interval '1 day' from gateway.audit)
+) as audit;
 
 -- name: list_routes
 -- Routes that have events, in the configuration or not (primary key, one probe each).
