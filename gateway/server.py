@@ -217,6 +217,7 @@ async def serve(
         uvicorn.Config(
             app,
             http=BoundedHttpProtocol,
+            ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -6,16 +6,19 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema
 
-from gateway.model import ReplayPolicy
+from gateway.model import Rate, ReplayPolicy
 from gateway.notation.problems import Unexpected, describe, one_of
 from gateway.notation.quantities import (
     LONGEST,
     MILLISECOND,
+    RATE_EXPECTED,
+    RATE_PATTERN,
     Duration,
     Size,
     format_duration,
     holding,
     lasting,
+    parse_rate,
 )
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.publish import PUBLISH
@@ -194,3 +197,19 @@ KeyRetention = Annotated[Duration, AfterValidator(_check_key_retention)]
 PayloadRetention = Annotated[Duration, AfterValidator(_check_payload_retention)]
 DeadRetention = Annotated[Duration, lasting(DAY, LONGEST)]
 ApiKey = Annotated[Reference, AfterValidator(_check_api_key)]
+
+
+def _rate(value: object) -> Rate:
+    if isinstance(value, Rate):  # a default
+        return value
+    if not isinstance(value, str):
+        raise Unexpected(found=describe(value), expected=RATE_EXPECTED)
+    count, period = parse_rate(value)
+    return Rate(count=count, period=period)
+
+
+RateText = Annotated[
+    Rate,
+    PlainValidator(_rate),
+    WithJsonSchema({"type": "string", "pattern": f"^{RATE_PATTERN}$", "examples": ["100/m"]}),
+]

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Str
 
 from gateway.model import Backoff, Rate, RetryPolicy
 from gateway.notation.problems import CREDENTIAL, Unexpected, describe
-from gateway.notation.quantities import RATE_EXPECTED, RATE_PATTERN, Duration, parse_rate
-from gateway.routes.checks import Attempts, Globs, HandlerTimeout, Reference
+from gateway.notation.quantities import Duration
+from gateway.routes.checks import Attempts, Globs, HandlerTimeout, RateText, Reference
 from gateway.routes.section import Section
 from gateway.routes.url import KINDS, UrlOrReference
 from gateway.secrets import LITERAL, REFERENCE_EXPECTED, REFERENCE_PATTERN, SecretRef
@@ -85,13 +85,6 @@ def _as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
-def _rate(value: object) -> Rate:
-    if not isinstance(value, str):
-        raise Unexpected(found=describe(value), expected=RATE_EXPECTED)
-    count, period = parse_rate(value)
-    return Rate(count=count, period=period)
-
-
 ForwardName = Annotated[
     str,
     AfterValidator(_check_name),
@@ -123,11 +116,6 @@ SigningKeys = Annotated[
             ]
         }
     ),
-]
-RateText = Annotated[
-    Rate,
-    PlainValidator(_rate),
-    WithJsonSchema({"type": "string", "pattern": f"^{RATE_PATTERN}$", "examples": ["100/m"]}),
 ]
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 import httpx
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     PlainValidator,
     ValidationInfo,
@@ -19,14 +18,11 @@ from pydantic import (
 from gateway.model import Rate
 from gateway.notation.problems import Unexpected, describe
 from gateway.notation.quantities import (
-    RATE_EXPECTED,
-    RATE_PATTERN,
     Duration,
     lasting,
-    parse_rate,
 )
 from gateway.providers import Provider
-from gateway.routes.checks import Reference
+from gateway.routes.checks import RateText, Reference
 from gateway.routes.section import Section
 from gateway.routes.url import check_url
 from gateway.secrets import SecretRef
@@ -138,15 +134,6 @@ def _api_url(value: object) -> str:
     return value.rstrip("/")
 
 
-def _rate(value: object) -> Rate:
-    if isinstance(value, Rate):
-        return value
-    if not isinstance(value, str):
-        raise Unexpected(found=describe(value), expected=RATE_EXPECTED)
-    count, period = parse_rate(value)
-    return Rate(count=count, period=period)
-
-
 ApiUrl = Annotated[
     str,
     PlainValidator(_api_url),
@@ -166,11 +153,6 @@ Account = Annotated[
     str,
     PlainValidator(_matching(ACCOUNT_PATTERN, "a connected account such as acct_1Nv0FGQ9RKHgCVdK")),
     WithJsonSchema({"type": "string", "pattern": f"^{ACCOUNT_PATTERN}$"}),
-]
-RedeliveryRate = Annotated[
-    Rate,
-    BeforeValidator(_rate),
-    WithJsonSchema({"type": "string", "pattern": f"^{RATE_PATTERN}$", "examples": ["1/s"]}),
 ]
 
 
@@ -219,7 +201,7 @@ class ReconcileSection(Section):
         validate_default=True,
         description="GitHub, hook: app: where the App's private key (PEM) is.",
     )
-    rate: Annotated[RedeliveryRate, _only("github")] = Field(
+    rate: Annotated[RateText, _only("github")] = Field(
         default=RATE, description="GitHub: how many redeliveries are asked for at the most."
     )
     wait: Annotated[Duration, lasting(timedelta(0), LONGEST_WAIT), _only("github")] = Field(
