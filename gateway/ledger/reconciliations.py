@@ -39,6 +39,8 @@ class Scheduled:
     finished_at: datetime | None
     good_until: datetime | None
     """Until when the last good one looked."""
+    first_since: datetime | None
+    """From when on the first one was to look, good or not."""
 
 
 @asynccontextmanager
@@ -145,6 +147,7 @@ async def find_scheduled(connection: Executor, route: str) -> Scheduled:
         last_status=row["status"],
         finished_at=row["finished_at"],
         good_until=row["good_until"],
+        first_since=row["first_since"],
     )
 
 

@@ -1,5 +1,6 @@
 """A provider's HTTP API, asked with patience: limits are respected, bad moments retried."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,10 +23,12 @@ PASSING: Final = frozenset({408, 409, 500, 502, 503, 504, 520, 529})
 
 LONGEST_MESSAGE: Final = 200
 TIMEOUT: Final = httpx.Timeout(30, connect=5)
+ANSWER_S: Final = 60.0
+"""For all of an answer: one that trickles in would hold a run for ever."""
 
 T = TypeVar("T")
 Rest = Callable[[float], Awaitable[None]]
-"""Waits so many seconds, and shows that somebody is still there."""
+"""Waits so many seconds, or none, and shows that somebody is still there."""
 
 
 class Refused(ProviderFailed):
@@ -70,14 +73,18 @@ class Api:
         for tried in range(1, TRIES + 1):
             await self._wait(self._left_s())
             try:
-                answer = await self.http.request(
-                    method,
-                    f"{self.base_url}/{path}",
-                    params=params,
-                    headers={**self.authorize(), **(headers or {})},
-                    timeout=TIMEOUT,
-                )
-            except httpx.HTTPError as error:  # its text may quote a header: its name is enough
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await self.http.request(
+                        method,
+                        f"{self.base_url}/{path}",
+                        params=params,
+                        headers={**self.authorize(), **(headers or {})},
+                        timeout=TIMEOUT,
+                    )
+            except (
+                httpx.HTTPError,
+                TimeoutError,
+            ) as error:  # its text may quote a header: its name is enough
                 reason, wait_s = type(error).__name__, pause_s
             else:
                 self._note_limit(answer)
@@ -109,8 +116,7 @@ class Api:
             raise RateLimited(
                 f"{self.name} wants no more requests for {seconds:.0f} s: go on with it then"
             )
-        if seconds > 0:
-            await self.rest(seconds)
+        await self.rest(seconds)
 
     def _left_s(self) -> float:
         """Of the wait for the next period; asked for by who then waits."""

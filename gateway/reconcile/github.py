@@ -80,7 +80,7 @@ class GithubDeliveries:
                 continue
             is_resumed = False
             deliveries = self.api.read(DELIVERIES, answer)
-            cursor = _next(answer)
+            cursor = _further(_next(answer), cursor)
             yield Page(count=len(deliveries), events=self._events(deliveries), cursor=cursor)
             is_past = all(d.delivered_at < self.since for d in deliveries)
             if cursor is None or is_past:
@@ -138,6 +138,13 @@ def _merged(one: Missing, other: Missing) -> Missing:
         occurred_at=min(newer.occurred_at, older.occurred_at),
         is_first=newer.is_first or older.is_first,
     )
+
+
+def _further(cursor: str | None, than: str | None) -> str | None:
+    """A listing that stands still would be followed for ever."""
+    if cursor is not None and cursor == than:
+        raise ProviderFailed("GitHub's listing does not go on: its next page is the same again")
+    return cursor
 
 
 def _next(answer: httpx.Response) -> str | None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import httpx
@@ -13,6 +13,7 @@ import structlog
 
 from gateway.errors import CommandFailed, GatewayError, RateLimited
 from gateway.ledger import reconciliations as ledger
+from gateway.ledger.bulk import read_clock
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import TROUBLE, Connection, Pooled, close_quietly, connect, describe
 from gateway.ledger.reconciliations import Order, find_reconciliation, reconciling
@@ -67,8 +68,10 @@ async def begin(
     """A new run's id. Raises CommandFailed or ConfigInvalid where there can be none."""
     route = find_route(means.config, route_name)
     show_key(means.config, route, means.environ)
-    now = datetime.now(UTC)
     async with reconciling(connection, route.name):
+        # By the clock by which keys are forgotten: a host whose own is behind would fetch what was
+        # seen and forgotten, and one that is ahead leave a hole before the next run.
+        now = await read_clock(connection, None)
         await ledger.abandon(connection, route.name)
         since, note = cut(route, since or await _go_on_from(connection, route, actor, now), now)
         order = Order(
@@ -93,7 +96,7 @@ async def resume(
         id = id or await ledger.find_resumable(connection, route.name)
         if id is None:
             raise CommandFailed(f"no reconciliation of route {route.name!r} is to be resumed")
-        bounds = limits(route, datetime.now(UTC))
+        bounds = limits(route, await read_clock(connection, None))
         await ledger.resume(connection, id, max(bounds.kept_since, bounds.known_since))
     return id
 
@@ -102,12 +105,13 @@ async def _go_on_from(
     connection: Connection | Pooled, route: Route, actor: str, now: datetime
 ) -> datetime:
     """Where the last good scheduled run ended. The first one begins now: what happened before the
-    gateway was there may have been dealt with by something else."""
+    gateway was there may have been dealt with by something else. Until there is a good one, those
+    that follow begin where it did."""
     scheduled = await ledger.find_scheduled(connection, route.name)
     if scheduled.good_until is not None:
         return scheduled.good_until - OVERLAP
     if actor == ledger.SCHEDULE:
-        return now - ON_ITS_WAY
+        return scheduled.first_since or now - ON_ITS_WAY
     raise CommandFailed(
         f"route {route.name!r} has not been reconciled yet: say from when on with --since"
     )
@@ -220,9 +224,10 @@ async def _claims(stack: AsyncExitStack, means: Means, work: Work, events: Strip
 
 
 def _beating(rest: Rest, progress: Progress) -> Rest:
-    """Waits, and says every now and then that it does."""
+    """Waits, or goes on at once, and says every now and then that somebody is there."""
 
     async def wait(seconds: float) -> None:
+        await progress.beat()
         while seconds > 0:
             await rest(min(seconds, BEAT_S))
             seconds -= BEAT_S

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
+from gateway.ledger.bulk import read_clock
 from gateway.ledger.connection import Connection
 from gateway.ledger.gaps import adopt_gaps, find_unseen, give_up_old, note_gaps
 from gateway.ledger.reconciliations import SCHEDULE, count_up, step
@@ -111,7 +111,7 @@ class Run:
         )
 
     async def _give_up_old(self) -> None:
-        bounds = limits(self.route, datetime.now(UTC))
+        bounds = limits(self.route, await read_clock(self.connection, None))
         await give_up_old(
             self.connection,
             self.row["id"],

@@ -4,12 +4,13 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import structlog
 
 from gateway.errors import GatewayError
+from gateway.ledger.bulk import read_clock
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.gaps import forget_gaps
 from gateway.ledger.reconciliations import SCHEDULE, Scheduled, find_scheduled, forget_runs
@@ -70,7 +71,8 @@ class Schedule:
 
     async def _look_at(self, route: Route, every: timedelta) -> None:
         last = await find_scheduled(self._ledger, route.name)
-        if last.finished_at is not None and datetime.now(UTC) < last.finished_at + every:
+        now = await read_clock(self._ledger, None)
+        if last.finished_at is not None and now < last.finished_at + every:
             return
         try:
             id = await self._take(route, last)

@@ -85,7 +85,7 @@ class StripeEvents:
         while after:
             found = await self._list(account, {**self._filter, "ending_before": after})
             if found.data:
-                after = _id(found.data[0])
+                after = _further(_id(found.data[0]), after)
                 yield self._page(found.data[::-1], account)
             if not found.data or not found.has_more:
                 return
@@ -105,7 +105,10 @@ class StripeEvents:
         while True:
             further = {} if oldest is None else {"starting_after": _id(oldest)}
             found = await self._list(account, {**filter, **further})
-            oldest = found.data[-1] if found.data else oldest
+            if found.data:
+                at = None if oldest is None else _id(oldest)
+                oldest = found.data[-1]
+                _further(_id(oldest), at)
             if not found.data or not found.has_more:
                 return ("", None) if oldest is None else (_id(oldest), oldest)
 
@@ -138,11 +141,13 @@ class StripeEvents:
         those that the endpoint was never sent."""
         if account and event.get("account") is None:
             event = {**event, "account": account}  # as it stands in what the endpoint is sent
-        body = orjson.dumps(event)
         try:
+            body = orjson.dumps(event)
             envelope = STRIPE.read(HEADERS, body)
         except BadPayload as error:
             return self._unreadable(event, account, error.reason)
+        except orjson.JSONEncodeError as error:  # a number beyond 64 bits
+            return self._unreadable(event, account, str(error))
         if not self._wants(envelope):
             return None
         too_large = len(body) > self.route.max_body
@@ -180,6 +185,13 @@ def _id(event: dict[str, Any]) -> str:
     id = event.get("id")
     if not is_text(id):
         raise ProviderFailed("Stripe listed an event without an id")
+    return id
+
+
+def _further(id: str, than: str | None) -> str:
+    """A listing that stands still would be followed for ever."""
+    if id == than:
+        raise ProviderFailed(f"Stripe's listing does not go on: it ends with {id} again")
     return id
 
 

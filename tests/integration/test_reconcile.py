@@ -290,16 +290,97 @@ async def test_what_cannot_become_an_event_is_told_and_holds_up_nothing(
         stripe_event(1, at, livemode="perhaps"),
         stripe_event(2, at, data={"object": {"text": "x" * 3000}}),
         stripe_event(3, at),
+        stripe_event(4, at, data={"object": {"id": "in_4", "amount": 2**70}}),
     ]
     office = Office(database_url, stripe_route(max_body=2000))
     row = await office.reconcile("stripe")
-    assert (row["status"], row["recovered"], row["unrecoverable"]) == ("done", 1, 2)
+    assert (row["status"], row["recovered"], row["unrecoverable"]) == ("done", 1, 3)
     gaps = await ledger.rows(
         "select event_id, reason from gateway.gaps where status <> 'recovered'"
     )
     reasons = {gap["event_id"]: gap["reason"] for gap in gaps}
     assert "livemode" in reasons["evt_00001"]
     assert "over max_body" in reasons["evt_00002"]
+    assert "64-bit" in reasons["evt_00004"]
+
+
+async def test_a_listing_that_stands_still_is_not_followed_for_ever(
+    play: Any, database_url: str
+) -> None:
+    """A proxy that drops the parameters gives the same page again and again."""
+    events = [stripe_event(n, NOW - 30 * MINUTE) for n in (2, 1)]
+
+    async def stripe(request: httpx.Request) -> httpx.Response:
+        has_more = "created[lt]" not in request.url.params
+        return httpx.Response(200, json={"data": events, "has_more": has_more})
+
+    async def endless(request: httpx.Request) -> httpx.Response:
+        data = [] if "created[lt]" in request.url.params else events
+        return httpx.Response(200, json={"data": data, "has_more": True})
+
+    async def github(_: httpx.Request) -> httpx.Response:
+        link = f'<{GITHUB_API}/{HOOK}/deliveries?cursor=v1_7>; rel="next"'
+        shown = [one.shown() for one in deliveries(2, before=NOW - 5 * MINUTE)]
+        return httpx.Response(200, json=shown, headers={"link": link})
+
+    office = Office(database_url, stripe_route(), github_route())
+    for route, url, answer in (
+        ("stripe", STRIPE_API, stripe),
+        ("stripe", STRIPE_API, endless),
+        ("github", GITHUB_API, github),
+    ):
+        play(url, answer)
+        async with asyncio.timeout(20):
+            row = await office.reconcile(route)
+        assert row["status"] == "failed"
+        assert "listing does not go on" in row["error"]
+
+
+async def test_a_long_search_for_the_beginning_shows_that_somebody_is_there(
+    play: Any, database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account with nothing before --since is paged through once before anything is listed."""
+    fake = FakeStripe(page=1, events=[stripe_event(n, NOW - 30 * MINUTE) for n in range(5)])
+    steps: list[datetime] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if "starting_after" in request.url.params:
+            steps.append(await ledger.value("select stepped_at from gateway.reconciliations"))
+        return await fake.answer(request)
+
+    play(STRIPE_API, answer)
+    monkeypatch.setattr("gateway.reconcile.run.COUNT_EVERY_S", 0.0)
+    row = await Office(database_url, stripe_route()).reconcile("stripe")
+    assert row["status"] == "done"
+    assert len(set(steps)) == len(steps) == 4
+
+
+@pytest.mark.parametrize("ahead", [-10 * DAY, 10 * DAY])
+async def test_the_clock_of_the_ledger_decides_and_not_that_of_this_host(
+    ahead: timedelta,
+    stripe: FakeStripe,
+    database_url: str,
+    ledger: Reader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys are forgotten by it: a host that is behind would fetch what was seen and forgotten,
+    and one that is ahead leave a hole between its run and the next."""
+    for module in ("orders", "run"):
+        monkeypatch.setattr(f"gateway.reconcile.{module}.datetime", _clock(ahead), raising=False)
+    route = stripe_route(retention=Retention(key=2 * DAY, payload=DAY, dead=DAY))
+    stripe.events = [stripe_event(1, NOW - 5 * DAY), stripe_event(2, NOW - DAY)]
+    row = await Office(database_url, route).reconcile("stripe", 20 * DAY)
+    assert await ids(ledger, "stripe") == ["evt_00002"]
+    assert abs(row["until"] - NOW) < 5 * MINUTE
+
+
+def _clock(ahead: timedelta) -> type[datetime]:
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + ahead
+
+    return Wrong
 
 
 async def test_what_an_earlier_run_found_and_could_not_claim_is_fetched_by_its_id(
@@ -806,6 +887,39 @@ async def test_a_schedule_begins_now_and_goes_on_where_the_last_good_run_ended(
     assert await ids(ledger, "stripe") == ["evt_00002"]
     assert len(hinted) == 1
     assert await ledger.value("select count(*) from gateway.audit") == 0
+    await pool.close()
+
+
+async def test_until_a_scheduled_run_is_good_the_next_begins_where_the_first_did(
+    play: Any, database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is missed while the provider refuses the key is never looked for."""
+    monkeypatch.setenv("STRIPE_API_KEY", ENVIRON["STRIPE_API_KEY"])
+    is_away = True
+    fake = FakeStripe(events=[stripe_event(1, NOW - 2 * HOUR), stripe_event(2, NOW - 30 * MINUTE)])
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(403) if is_away else await fake.answer(request)
+
+    play(STRIPE_API, answer)
+    route = stripe_route(reconcile=Reconcile(api_url=STRIPE_API, every=15 * MINUTE))
+    pool = await asyncpg.create_pool(database_url, min_size=1, max_size=2)
+    schedule = Schedule(
+        pool,
+        url=database_url,
+        config=make_config(route),
+        registry=Registry([subscribe(count)]),
+        hint=lambda _: None,
+    )
+    for _ in range(2):
+        await schedule.look()
+        await ledger.run(
+            "update gateway.reconciliations set until = until - interval '30 min',"
+            " since = since - interval '30 min', finished_at = finished_at - interval '30 min'"
+        )
+    is_away = False
+    await schedule.look()
+    assert await ids(ledger, "stripe") == ["evt_00002"]
     await pool.close()
 
 

@@ -122,8 +122,9 @@ cross join lateral (
 order by last.route;
 
 -- name: last_scheduled
--- The newest scheduled run of a route, and until when the last good one looked (reconciliations_route).
-select last.id, last.status, last.finished_at, good.until as good_until
+-- The newest scheduled run of a route, until when the last good one looked, and from when on the very
+-- first one was to (reconciliations_route).
+select last.id, last.status, last.finished_at, good.until as good_until, oldest.since as first_since
 from (values ($1::text)) as r (route)
 left join lateral (
     select id, status, finished_at
@@ -138,7 +139,14 @@ left join lateral (
     where route = r.route and actor = 'schedule' and status = 'done'
     order by id desc
     limit 1
-) good on true;
+) good on true
+left join lateral (
+    select since
+    from gateway.reconciliations
+    where route = r.route and actor = 'schedule'
+    order by id
+    limit 1
+) oldest on true;
 
 -- name: find_resumable
 -- The newest run of a route that was not dry and has not come to its end (reconciliations_route).
