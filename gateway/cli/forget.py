@@ -90,9 +90,11 @@ def erase(
             f"{counted['spooled']:,} events wait in the spool, whosever they are: "
             "run it again when they are in."
         )
-    if dry_run or not found:
+    if dry_run or (event is not None and not found):
         return
-    if not yes and not typer.confirm("Erase for good?"):
+    # Of events that are long forgotten, reasons and orders may still name the account.
+    question = "Erase for good?" if found else "Take its name out of reasons and orders?"
+    if not yes and not typer.confirm(question):
         raise CommandFailed("nothing was done")
     order = EraseParams(**subject, reason=reason)
     _report(at_desk(url, lambda desk: _erase(desk, order, total=found)))
@@ -132,7 +134,7 @@ async def _collect(
 def _standing(counted: Piece) -> str:
     found = counted["events"] + len(counted["running"])
     if not found:
-        return "There is nothing to erase."
+        return "There are no events to erase."
     parts = [f"{found:,} events"]
     if counted["pending"] or counted["dead"]:
         parts.append(

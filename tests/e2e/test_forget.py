@@ -138,8 +138,16 @@ async def test_an_erasure_is_counted_first_and_ordered_in_words(
     assert "payload      erased by " in shown
     assert ": request 7" in shown
     assert "Grace" not in shown
-    none = project.run("erase", "--account", "acct_nobody", *WHY)
-    assert (none.returncode, none.stdout) == (0, "There is nothing to erase.\n")
+    await ledger.run(
+        "insert into gateway.audit (actor, action, delivery_id, reason)"
+        " values ('bob', 'replay', 4711, 'acct_long_gone called')"
+    )
+    none = project.run("erase", "--account", "acct_long_gone", *WHY)
+    assert (none.returncode, none.stdout) == (
+        0,
+        "There are no events to erase.\nErased 0 events, 0 deliveries discarded.\n",
+    )
+    assert await ledger.value("select reason is null from gateway.audit where actor = 'bob'")
 
 
 async def test_erase_and_prune_from_afar(project: Project, ledger: Reader) -> None:
