@@ -39,7 +39,7 @@ class Project:
     destinations: Mapping[tuple[str, str], Destination] = field(default_factory=dict)
     """Of forwards, by route and handler; empty for `serve`."""
     alerts: AlertDestinations = field(default_factory=AlertDestinations)
-    """Where alerts go; nowhere for `serve`."""
+    """Where alerts go, for a worker, which does not start without."""
 
 
 def load_project(

@@ -1,6 +1,7 @@
 """Puts `serve` together from the settings and runs it under uvicorn."""
 
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,8 +13,9 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import Lifespan
 
+from gateway.alerts.teller import telling
 from gateway.api.front import FrontOffice, metrics_guard
-from gateway.errors import StorageUnavailable
+from gateway.errors import ConfigInvalid, StorageUnavailable
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
@@ -38,6 +40,7 @@ from gateway.receive.protocol import BoundedHttpProtocol, State
 from gateway.receive.queue_door import QueueDoor
 from gateway.receive.queues import Queues
 from gateway.receive.refused import Refused
+from gateway.routes import AlertDestinations, check_alerts
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
 
 KEEP_ALIVE_S: Final = 75
@@ -104,6 +107,12 @@ def build_app(project: Project, state: State) -> App:
             front,
             refused,
             keeping(tallies, url, every=settings.sweep),
+            telling(
+                url,
+                alerts=project.config.alerts,
+                destinations=_whom_to_tell(project),
+                every=settings.sweep,
+            ),
         ),
     )
 
@@ -131,6 +140,16 @@ def _job_doors(project: Project, reception: Reception, claimer: Claimer) -> dict
     }
 
 
+def _whom_to_tell(project: Project) -> AlertDestinations:
+    """Where alerts go: the workers may all be gone, and that is what people must hear of. But to
+    receive comes first, so that a `serve` without the references leaves it to the workers."""
+    try:
+        return check_alerts(project.config, os.environ)
+    except ConfigInvalid as error:
+        log.warning("alerts_only_by_workers", reason=str(error))
+        return AlertDestinations()
+
+
 def _spool(project: Project, claimer: Claimer) -> Spool | None:
     """Also where no route spools any more: files may be left from when one did."""
     settings = project.settings
@@ -153,6 +172,7 @@ def _lifespan(
     front: FrontOffice,
     refused: Refused,
     kept: AbstractAsyncContextManager[None],
+    told: AbstractAsyncContextManager[None],
 ) -> Lifespan[Starlette]:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -164,7 +184,7 @@ def _lifespan(
         await queues.open()
         await front.open()
         try:
-            async with kept:
+            async with kept, told:
                 yield
         finally:
             await front.close()

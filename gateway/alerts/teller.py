@@ -1,7 +1,9 @@
-"""Looks every few seconds for what needs people, and tells them: beside the sweep of a worker."""
+"""Looks every few seconds for what needs people, and tells them: in every worker and `serve`."""
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -33,7 +35,15 @@ from gateway.ledger.alerts import (
     look_dead,
     start_look,
 )
-from gateway.ledger.connection import TROUBLE, Pool, Pooled, describe
+from gateway.ledger.connection import (
+    COMMAND_TIMEOUT_S,
+    PREPARED_ONCE,
+    TROUBLE,
+    Pool,
+    Pooled,
+    describe,
+    open_pool,
+)
 from gateway.outbound.client import Client
 from gateway.routes import AlertDestinations, Alerts
 
@@ -177,6 +187,27 @@ class Teller:
         tell = log.warning if goes_on else log.error
         event = "alert_not_sent" if goes_on else "alert_given_up"
         tell(event, **_names_of(letter), attempt=letter.attempts, answer=answer.text)
+
+
+@asynccontextmanager
+async def telling(
+    url: str, *, alerts: Alerts, destinations: AlertDestinations, every: timedelta
+) -> AsyncIterator[None]:
+    """Tells over a connection of its own, where there is whom to tell."""
+    if not names(destinations):
+        yield
+        return
+    ledger = await open_pool(
+        url, name="gateway alerts", size=1, command_timeout_s=COMMAND_TIMEOUT_S, **PREPARED_ONCE
+    )
+    teller = Teller(ledger, alerts=alerts, destinations=destinations, every=every)
+    task = asyncio.create_task(teller.tell_forever(), name="alerts")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        ledger.terminate()
 
 
 def _names_of(letter: Letter) -> dict[str, str]:

@@ -58,6 +58,36 @@ async def test_a_worker_dies_while_it_tells(
     assert orjson.loads(receiver.requests[0].body)["data"]["count"] == 3
 
 
+async def test_without_a_worker_a_serve_tells_of_the_backlog(
+    project: Project, ledger: Reader
+) -> None:
+    """When all workers are gone, nobody else would."""
+    project.write("config/routes.yaml", WEBHOOK + ROUTES)
+    await ledger.run(
+        "insert into gateway.deliveries (route, event_id, handler, due_at)"
+        " values ('stripe', 'evt_1', 'handlers.effects.count', now() - interval '1 h')"
+    )
+    async with receiving() as receiver:
+        environ = {"ALERT_URL": f"{receiver.url}/ALERT-SECRET", "ALERT_KEY": KEY}
+        with project.serve(**environ) as serving, project.serve(**environ):
+            await until(lambda: ledger.value("select status = 'sent' from gateway.alert_messages"))
+        assert "SECRET" not in serving.running.output
+    [request] = receiver.requests
+    told = orjson.loads(request.body)["data"]
+    assert (told["kind"], told["count"], told["orphaned"]) == ("backlog", 1, True)
+    assert told["text"].endswith("No worker has this handler.")
+
+
+async def test_a_serve_without_the_references_leaves_alerts_to_the_workers(
+    project: Project,
+) -> None:
+    project.write("config/routes.yaml", WEBHOOK + ROUTES)
+    with project.serve() as serving:
+        await serving.ready()
+    assert "alerts_only_by_workers" in serving.running.output
+    assert "env:ALERT_URL, which is not set" in serving.running.output
+
+
 async def run(
     project: Project, receiver: Receiver, *arguments: str, **environ: str
 ) -> "subprocess.CompletedProcess[str]":
