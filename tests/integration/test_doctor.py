@@ -33,6 +33,7 @@ from gateway.spool.file import TORN
 from gateway.spool.spool import SPOOL_DIRECTORY
 from gateway.sweep.sweeper import VERSION
 from tests.support.databases import run_sql
+from tests.support.in_process import in_project
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project, free_port
 from tests.support.workers import count, make_config, make_route, make_settings, subscribe
@@ -144,17 +145,15 @@ async def test_where_nothing_can_be_reached_everything_else_is_still_examined(
     assert "hush" not in str(findings)
 
 
-async def test_settings_that_are_wrong_are_findings_and_hide_nothing(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project.directory)
+async def test_settings_that_are_wrong_are_findings_and_hide_nothing(project: Project) -> None:
     environ = {
         **project.environ,
         "GATEWAY_PORT": "many",
         "GATEWAY_DATABSE_URL": "postgresql://ann:hush@db/x",
         "GATEWAY_ADMIN_TOKEN": "hush",
     }
-    installation, findings = read_installation(environ)
+    with in_project(project.directory):
+        installation, findings = read_installation(environ)
     told = found(findings, "problem")
     for variable in ("GATEWAY_PORT", "GATEWAY_DATABSE_URL", "GATEWAY_ADMIN_TOKEN"):
         assert f"environment: {variable}: found" in told
@@ -163,13 +162,11 @@ async def test_settings_that_are_wrong_are_findings_and_hide_nothing(
     assert installation.settings.database_url is not None
 
 
-async def test_every_problem_of_routes_and_handlers_is_told(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project.directory)
+async def test_every_problem_of_routes_and_handlers_is_told(project: Project) -> None:
     routes = project.directory / "config/routes.yaml"
     routes.write_text("routes: {stripe: {provider: strype}, b: {colour: red}}")
-    installation, findings = read_installation(project.environ)
+    with in_project(project.directory):
+        installation, findings = read_installation(project.environ)
     assert installation.config is None
     assert len(findings) >= 2
     assert "strype" in found(findings, "problem")

@@ -2,9 +2,7 @@
 
 import asyncio
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
@@ -22,6 +20,7 @@ from gateway.testing.rehearse.answers import GivenAnswer
 from gateway.testing.rehearse.findings import Fault, Finding
 from gateway.testing.rehearse.tables import Change
 from tests.support.databases import run_sql
+from tests.support.in_process import in_project
 from tests.support.ledger import Reader
 
 ROOT: Final = Path(__file__).parents[2]
@@ -39,20 +38,6 @@ routes:
 Reports = Mapping[str, Report]
 
 
-@contextmanager
-def _in_project(directory: Path) -> Iterator[None]:
-    """As the command finds itself; leaves no module behind that another project has, too."""
-    path, modules = list(sys.path), set(sys.modules)
-    with chdir(directory):
-        try:
-            yield
-        finally:
-            sys.path[:] = path
-            for name in set(sys.modules) - modules:
-                if name.partition(".")[0] in {"shop", "handlers"}:
-                    del sys.modules[name]
-
-
 def _rehearse(
     server_url: str,
     directory: Path,
@@ -62,7 +47,7 @@ def _rehearse(
     reads: Sequence[str] = (),
 ) -> Reports:
     found: dict[str, Report] = {}
-    with _in_project(directory):
+    with in_project(directory):
         request = Request(
             project=load_project(Settings()),
             handlers=handlers,

@@ -103,7 +103,7 @@ async def gather(connection: Connection) -> Evidence:
     return Evidence(
         claimed={row["event_id"]: row["route"] for row in claimed},
         effects=Counter({(row["event_id"], row["handler"]): row["n"] for row in effects}),
-        tallies=await connection.fetchval("select sum(n)::bigint from tallies"),
+        tallies=await connection.fetchval("select sum(n)::bigint from public.tallies"),
         deliveries=await _deliveries(connection),
         outcomes={row["outcome"]: row["n"] for row in outcomes},
         leases_taken_back=await _attempts(connection, "lost", "error like 'WORKER_LOST%'"),
