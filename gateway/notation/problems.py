@@ -91,6 +91,8 @@ EXPECTED: Final[Mapping[str, str]] = {
     "list_type": "a list",
     "string_type": "text",
     "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_short": "at least {min_length} character(s)",
+    "string_too_long": "at most {max_length} character(s)",
     "path_type": "a path",
     "bool_type": "true or false",
     "int_type": "a whole number",
@@ -106,5 +108,7 @@ EXPECTED: Final[Mapping[str, str]] = {
 
 
 def _expected(line: ErrorDetails) -> str:
+    """In our words, where we have some: pydantic's are whole sentences, and no template."""
     context: dict[str, Any] = line.get("ctx", {})
-    return EXPECTED.get(line["type"], line["msg"]).format_map(context)
+    words = EXPECTED.get(line["type"])
+    return line["msg"] if words is None else words.format_map(context)
