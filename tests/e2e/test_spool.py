@@ -61,7 +61,8 @@ async def settled(url: str, n: int) -> None:
 async def test_events_that_would_never_come_again_are_kept_until_postgres_is_back(
     project: Project, engine: Postgres
 ) -> None:
-    with project.process("worker"):
+    with project.process("worker") as worker:
+        await worker.says("worker_started")  # it does not start while Postgres is away
         with project.serve() as serving:
             await serving.ready()
             assert (await push(serving, "before")).json()["status"] == "accepted"
@@ -112,8 +113,9 @@ async def test_a_ledger_that_does_not_answer_is_as_good_as_away(
     project: Project, engine: Postgres
 ) -> None:
     blocker = await asyncpg.connect(engine.url)
-    with project.serve() as serving, project.process("worker"):
+    with project.serve() as serving, project.process("worker") as worker:
         await serving.ready()
+        await worker.says("worker_started")
         async with blocker.transaction():
             await blocker.execute("lock table gateway.processed_events in access exclusive mode")
             answers = await asyncio.gather(*(push(serving, f"guid_{n}") for n in range(20)))
@@ -127,8 +129,9 @@ async def test_a_replay_that_was_acknowledged_is_flagged_and_not_refused(
     project: Project, engine: Postgres
 ) -> None:
     body = b'{"ref":"refs/heads/main"}'
-    with project.serve() as serving, project.process("worker"):
+    with project.serve() as serving, project.process("worker") as worker:
         await serving.ready()
+        await worker.says("worker_started")
         assert (await push(serving, "guid_1", body)).status_code == 200
         assert (await push(serving, "guid_2", body)).status_code == 403
         await asyncio.to_thread(engine.stop)
