@@ -23,6 +23,7 @@ from gateway.cli import (
     start,
     status,
 )
+from gateway.cli.help import join_lines
 from gateway.cli.output import complain
 from gateway.errors import ConfigInvalid, GatewayError
 from gateway.ledger.connection import TROUBLE, describe
@@ -46,6 +47,7 @@ for group in (
     orders, pause, forget, reconcile,
 ):  # fmt: skip
     group.register(app)
+join_lines(app)
 
 
 def main() -> None:

@@ -48,7 +48,9 @@ Url = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one array, all of it.")]
 RouteName = Annotated[str | None, typer.Option("--route", help="Only this route.")]
 Type = Annotated[str | None, typer.Option("--type", help="Only these event types (invoice.*).")]
-Handler = Annotated[str | None, typer.Option("--handler", help="Only this handler.")]
+Handler = Annotated[
+    str | None, typer.Option("--handler", help="Only this handler (handlers.mail.send).")
+]
 ErrorText = Annotated[
     str | None, typer.Option("--error", help="Only where the error has this text (time*out).")
 ]

@@ -27,6 +27,7 @@ from gateway.cli.output import complain, console, print_rows
 from gateway.cli.progress import progress
 from gateway.errors import CommandFailed, GatewayError
 from gateway.ledger.connection import TROUBLE
+from gateway.notation.quantities import format_count
 
 P = TypeVar("P", bound=OrderingParams)
 
@@ -45,9 +46,9 @@ class Words(NamedTuple):
 
 
 WORDS: Final = {
-    "replay": Words("replay", "replaying", "replayed", "dead letters", "no longer dead"),
-    "discard": Words("discard", "discarding", "discarded", "dead letters", "no longer dead"),
-    "deliver": Words("replay", "delivering", "delivered", "events", "delivered by others"),
+    "replay": Words("replay", "replaying", "replayed", "dead letter", "no longer dead"),
+    "discard": Words("discard", "discarding", "discarded", "dead letter", "no longer dead"),
+    "deliver": Words("replay", "delivering", "delivered", "event", "delivered by others"),
 }
 
 
@@ -66,7 +67,7 @@ def order_all(
             "there is no terminal to ask on: order it with --yes, or only count with --dry-run"
         )
     count = ask(url, operation, params.model_copy(update={"dry_run": True}))
-    _print_count(action, count)
+    _print_count(action, count, params.model_dump().get("handler"))
     if dry_run or not count["total"]:
         return
     if not yes and not typer.confirm(f"{action.capitalize()} them?"):
@@ -94,10 +95,11 @@ def go_on(actions: set[str], params: ResumeParams, url: str | None) -> None:
     _report(at_desk(url, resume), url)
 
 
-def _print_count(action: str, count: Ordered) -> None:
+def _print_count(action: str, count: Ordered, handler: str | None) -> None:
     words, total = WORDS[action], count["total"]
     if not total:
-        console().print(f"No {words.what} match.")
+        hint = "" if action == "deliver" else name_in_full(handler)  # there it is a known one
+        console().print(f"No {words.what}s match.{hint}", markup=False)
         return
     print_groups(count["groups"], by="type" if action == "deliver" else "error")
     shown = sum(group["count"] for group in count["groups"])
@@ -106,15 +108,23 @@ def _print_count(action: str, count: Ordered) -> None:
         out.print(f"and {total - shown:,} in smaller groups", style="dim")
     gone = 0 if action == "discard" else count["without_payload"]
     lost = f"; {gone:,} of them have lost their payload and will be skipped" if gone else ""
-    out.print(f"{total:,} {words.what} match{lost}.", markup=False)
+    match = "matches" if total == 1 else "match"
+    out.print(f"{format_count(total, words.what)} {match}{lost}.", markup=False)
 
 
-def print_groups(groups: list[Group], *, by: str) -> None:
+def name_in_full(handler: str | None) -> str:
+    """Where nothing is found of a handler: most likely only its module was named."""
+    if handler is None:
+        return ""
+    return " A handler is named with its module and its function, as `gateway routes` shows it."
+
+
+def print_groups(groups: list[Group], *, by: str, empty: str = "") -> None:
     """What matches, by what it has in common."""
     columns = ["count", "route", "handler", by, "first_at", "last_at"]
     if by == "error":
         columns.append("delivery_id")
-    print_rows(columns, groups, empty="No dead letters.")
+    print_rows(columns, groups, empty=empty)
 
 
 async def _follow(desk: Desk, order: OrderRow, url: str | None) -> tuple[OrderRow, bool]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from gateway.api.operations.doctor import DOCTOR, DoctorParams
 from gateway.cli.asking import AsJson, Url, ask
 from gateway.cli.output import console, print_json, printable
+from gateway.notation.quantities import format_count
 from gateway.operate.doctor.configuration import read_installation
 from gateway.operate.doctor.examine import examine
 from gateway.operate.doctor.finding import Finding
@@ -60,10 +61,8 @@ def _print(findings: Sequence[Finding]) -> None:
                 table.add_row(Text(level, style=style), finding["about"], _told(finding))
     out.print(table)
     counts = {level: sum(f["level"] == level for f in findings) for level in STYLES}
-    out.print(
-        f"\n{_many(counts['problem'], 'problem')}, {_many(counts['warning'], 'warning')},"
-        f" {counts['ok']} in order"
-    )
+    told = [format_count(counts[level], level) for level in ("problem", "warning")]
+    out.print(f"\n{', '.join(told)}, {counts['ok']} in order")
 
 
 def _told(finding: Finding) -> Text:
@@ -71,7 +70,3 @@ def _told(finding: Finding) -> Text:
     if finding["advice"] is not None:
         text.append(f"\n{printable(finding['advice'])}", style="dim")
     return text
-
-
-def _many(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

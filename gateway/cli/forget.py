@@ -13,6 +13,7 @@ from gateway.cli.asking import RouteName, Url, at_desk, given
 from gateway.cli.output import complain, console, printable
 from gateway.cli.progress import progress
 from gateway.errors import CommandFailed
+from gateway.notation.quantities import format_count
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
 Piece = Mapping[str, Any]
@@ -135,12 +136,11 @@ def _standing(counted: Piece) -> str:
     found = counted["events"] + len(counted["running"])
     if not found:
         return "There are no events to erase."
-    parts = [f"{found:,} events"]
+    parts = [format_count(found, "event")]
     if counted["pending"] or counted["dead"]:
-        parts.append(
-            f"{counted['pending']:,} deliveries that wait and {counted['dead']:,} dead letters "
-            "will be discarded"
-        )
+        waiting = format_count(counted["pending"], "delivery that waits", "deliveries that wait")
+        dead = format_count(counted["dead"], "dead letter")
+        parts.append(f"{waiting} and {dead} will be discarded")
     if counted["running"]:
         parts.append(f"{len(counted['running']):,} run right now and will be left")
     return "; ".join(parts) + "."
@@ -148,7 +148,8 @@ def _standing(counted: Piece) -> str:
 
 def _report(erased: Piece) -> None:
     given_up = erased["pending"] + erased["dead"]
-    console().print(f"Erased {erased['events']:,} events, {given_up:,} deliveries discarded.")
+    discarded = format_count(given_up, "delivery", "deliveries")
+    console().print(f"Erased {format_count(erased['events'], 'event')}, {discarded} discarded.")
     if not erased["running"]:
         return
     for key in erased["running"]:

@@ -25,7 +25,7 @@ from gateway.cli.asking import (
     given,
     limit_of,
 )
-from gateway.cli.bulk import print_groups
+from gateway.cli.bulk import name_in_full, print_groups
 from gateway.cli.output import console, print_json, print_rows
 
 
@@ -57,7 +57,8 @@ def events(
     )
     rows = ask_pages(url, EVENTS, params, limit_of(limit, as_json))
     columns = ["received_at", "route", "event_id", "type", "deliveries", "note"]
-    _print(rows, columns, as_json, limit, empty="No event matches.")
+    empty = f"No event matches.{name_in_full(handler)}"
+    _print(rows, columns, as_json, limit, empty=empty)
 
 
 def dead(
@@ -92,7 +93,8 @@ def dead(
     params = DeadParams(**filters)
     rows = ask_pages(url, DEAD, params, limit_of(limit, as_json))
     columns = ["delivery_id", "finished_at", "route", "type", "handler", "attempts", "error"]
-    _print(rows, columns, as_json, limit, empty="No dead letters.")
+    empty = f"No dead letters.{name_in_full(handler)}"
+    _print(rows, columns, as_json, limit, empty=empty)
 
 
 def _print_groups(
@@ -104,7 +106,8 @@ def _print_groups(
     if as_json:
         print_json(found["groups"])
         return
-    print_groups(found["groups"], by="error")
+    empty = f"No dead letters.{name_in_full(filters.get('handler'))}"
+    print_groups(found["groups"], by="error", empty=empty)
     if found["groups"]:
         console().print(f"{found['total']:,} dead letters in all.", style="dim")
 

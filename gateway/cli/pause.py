@@ -31,7 +31,7 @@ def pause(
     Events are accepted as before, and what waits is not pruned. What runs already may finish; when
     this command returns, nothing more is begun.
 
-    Example: [bold]gateway pause stripe handlers.mail --reason "the mail server is down"[/bold]
+    Example: [bold]gateway pause stripe handlers.mail.send --reason "mail is down"[/bold]
     """
     params = PauseParams(route=route, reason=reason, **given(handler=handler))
     paused = ask(url, PAUSE, params)
@@ -52,7 +52,7 @@ def resume(
 ) -> None:
     """End a pause: what has waited runs now.
 
-    Example: [bold]gateway resume stripe handlers.mail[/bold]
+    Example: [bold]gateway resume stripe handlers.mail.send[/bold]
     """
     resumed = ask(url, RESUME, ResumeParams(route=route, **given(handler=handler, reason=reason)))
     what = _name(route, handler)

@@ -18,9 +18,9 @@ from gateway.api.operations.reconcile import (
     means_of,
 )
 from gateway.cli.asking import Since, Url, at_desk, given
-from gateway.cli.output import console, print_json, print_rows, printable
+from gateway.cli.output import complain, console, print_json, print_rows, printable
 from gateway.cli.progress import progress
-from gateway.errors import CommandFailed
+from gateway.errors import CommandFailed, ConfigInvalid
 from gateway.logs import configure_logs
 from gateway.reconcile.clients import askable_routes
 from gateway.reconcile.orders import carry_out
@@ -67,15 +67,22 @@ def reconcile(
     if route is None and url is not None:
         raise typer.BadParameter("say which route: only the gateway at --url knows its routes")
     routes = [route] if route is not None else _routes()
-    reports = [
-        at_desk(url, partial(_run, params=ReconcileParams(route=name, **asked))) for name in routes
-    ]
+    reports, is_refused = [], False
+    for name in routes:
+        try:
+            work = partial(_run, params=ReconcileParams(route=name, **asked))
+            reports.append(at_desk(url, work))
+        except (CommandFailed, ConfigInvalid) as error:  # which holds up no other route
+            if len(routes) == 1:
+                raise
+            complain(str(error))
+            is_refused = True
     if as_json:
         print_json(reports)
     else:
         for report in reports:
             _print(report)
-    if any(_has_failed(report) for report in reports):
+    if is_refused or any(_has_failed(report) for report in reports):
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Annotated, Final
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -15,7 +15,7 @@ from gateway.api.desk import open_desk
 from gateway.api.operations.status import STATUS, StatusParams
 from gateway.cli.asking import Url, who
 from gateway.cli.output import console, print_json, printable
-from gateway.cli.status_screen import draw
+from gateway.cli.status_screen import draw, draw_to_fit
 from gateway.errors import StorageUnavailable
 from gateway.notation.problems import Unexpected
 from gateway.notation.quantities import format_duration, parse_duration
@@ -26,6 +26,8 @@ from gateway.settings import Settings, discover, load_settings
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one array, all of it.")]
 OFTEN: Final = timedelta(milliseconds=200)
 SELDOM: Final = timedelta(hours=1)
+FOOTER_ROWS: Final = 2
+"""With the empty one above it."""
 
 Read = Callable[[], Awaitable[Status]]
 
@@ -106,18 +108,21 @@ async def _show_forever(read: Read, every: timedelta) -> None:
     out = console()
     if not sys.stdout.isatty():
         while True:
-            out.print(await _drawn(read, out.width))
+            out.print(await _drawn(read, out))
             await asyncio.sleep(every.total_seconds())
     footer = Text(f"every {format_duration(every)}; Ctrl-C ends", style="dim")
     with Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(_above(await _drawn(read, out.width), footer), refresh=True)
+            live.update(_above(await _drawn(read, out), footer), refresh=True)
             await asyncio.sleep(every.total_seconds())
 
 
-async def _drawn(read: Read, width: int) -> RenderableType:
+async def _drawn(read: Read, out: Console) -> RenderableType:
     try:
-        return draw(await read(), width)
+        report = await read()
+        if not out.is_terminal:
+            return draw(report, out.width)
+        return draw_to_fit(report, out, out.height - FOOTER_ROWS)
     except StorageUnavailable as error:  # of a gateway far away: it may come back
         return Text(printable(str(error)), style="red")
 

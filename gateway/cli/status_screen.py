@@ -1,15 +1,16 @@
 """The screen of `status`: what needs attention on top, then figures, each kind in one table."""
 
+from bisect import bisect
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.output import printable
-from gateway.notation.quantities import format_roughly, format_size_roughly
+from gateway.notation.quantities import format_count, format_roughly, format_size_roughly
 from gateway.operate.status.report import (
     Attention,
     HandlerState,
@@ -24,6 +25,9 @@ MARKS: Final = {"problem": "bold red", "warning": "yellow"}
 POOR: Final = 0.9
 """Under this share of successes the figure is coloured."""
 
+FEWEST: Final = 3
+"""Handlers that are shown however low the screen is."""
+
 REQUESTS: Final = (
     *("5 min\naccepted", "\ndup.", "\nrefused"),
     *("hour\naccepted", "\ndup.", "\nrefused"),
@@ -36,14 +40,24 @@ HANDLERS: Final = (
 NOTHING: Final = Text("-", style="dim")
 
 
-def draw(status: Status, width: int) -> RenderableType:
-    """All of it, for people with so many columns."""
+def draw(status: Status, width: int, most: int | None = None) -> RenderableType:
+    """All of it, for people with so many columns; `most`: so many handlers at the most."""
     gap = 2 if width >= WIDE else 1
     parts: list[RenderableType] = [_head(status), Text()]
     if status["postgres"]["reachable"]:
-        parts += [_requests(status, gap), Text(), _handlers(status, gap), Text()]
+        parts += [_requests(status, gap), Text(), _handlers(status, gap, most), Text()]
     parts.append(_foot(status))
     return Group(*parts)
+
+
+def draw_to_fit(status: Status, console: Console, rows: int) -> RenderableType:
+    """As many handlers as leave room for the rest: a screen that is redrawn cannot be scrolled."""
+
+    def is_too_tall(most: int) -> bool:
+        return len(console.render_lines(draw(status, console.width, most), pad=False)) > rows
+
+    fitting = bisect(range(len(status["handlers"]) + 1), 0, key=is_too_tall) - 1
+    return draw(status, console.width, max(fitting, FEWEST))
 
 
 def _head(status: Status) -> RenderableType:
@@ -84,10 +98,11 @@ def _route(route: RouteState, now: datetime) -> Iterator[Text]:
     yield _since(route["last_event_at"], now)
 
 
-def _handlers(status: Status, gap: int) -> RenderableType:
+def _handlers(status: Status, gap: int, most: int | None) -> RenderableType:
     table = _table(gap, "\nhandler", *HANDLERS)
     route = None
-    for handler in status["handlers"]:
+    needy = sorted(status["handlers"], key=_calm)[:most]
+    for handler in (handler for handler in status["handlers"] if handler in needy):
         if handler["route"] != route:
             route = handler["route"]
             table.add_row(Text(printable(route), style="bold"))
@@ -96,7 +111,15 @@ def _handlers(status: Status, gap: int) -> RenderableType:
             table.add_row(Text(f"  {printable(handler['note'])}", style="yellow"))
     if not status["handlers"]:
         return Text("No handler has run in the last hour, and nothing waits.")
+    if left := len(status["handlers"]) - len(needy):
+        return Group(table, Text(f"and {format_count(left, 'more handler')}", style="dim"))
     return table
+
+
+def _calm(handler: HandlerState) -> tuple[bool, bool, bool]:
+    """What nobody needs to look at comes last, and is left out first."""
+    is_poor = handler["success"] is not None and handler["success"] < POOR
+    return not (handler["dead"] or handler["note"]), not handler["pending"], not is_poor
 
 
 def _handler(handler: HandlerState, now: datetime) -> Iterator[Text]:

@@ -119,6 +119,11 @@ def format_size_roughly(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_count(count: int, one: str, more: str | None = None) -> str:
+    """Write how many there are: `1 event`, `2,000 events`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
 def _duration(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value

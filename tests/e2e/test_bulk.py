@@ -342,3 +342,13 @@ async def test_on_a_terminal_it_asks_first_and_shows_a_bar(
     assert ("700 of 700" in text) is (left == "pending")
     assert ("━" in text) is (left == "pending")
     assert await ledger.statuses() == {left: 700}
+
+
+async def test_a_module_in_the_place_of_a_handler_is_told(project: Project, ledger: Reader) -> None:
+    """That nothing of it is dead would be good news, and wrong."""
+    for arguments in (
+        ("dead",), ("dead", "--group"), ("replay", "--dead", "--yes"), ("events",),
+    ):  # fmt: skip
+        result = await asyncio.to_thread(project.run, *arguments, "--handler", "handlers.billing")
+        assert result.returncode == 0, result.stderr
+        assert "named with its module and its function" in result.stdout, arguments

@@ -225,3 +225,14 @@ async def test_a_worker_reconciles_by_the_schedule_of_its_route(
             await until(has_run)
         assert made.stripe.requests
         assert await ledger.value("select count(*) from gateway.processed_events") == 0
+
+
+async def test_a_route_that_is_refused_holds_up_no_other(project: Project, ledger: Reader) -> None:
+    """Such as one that a worker reconciles at this moment."""
+    async with world(project) as made:
+        project.environ.pop("STRIPE_API_KEY")
+        made.github.sent = []
+        result = await asyncio.to_thread(project.run, "reconcile", "--since", "2h")
+    assert result.returncode == 1
+    assert "env:STRIPE_API_KEY, which is not set" in result.stderr
+    assert result.stdout.startswith("github since ")

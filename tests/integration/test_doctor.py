@@ -366,6 +366,31 @@ async def test_an_api_key_that_is_none(settings: Settings) -> None:
     assert "api_key: found env:KEY, which is not set" in found(missing, "warning")
 
 
+async def test_what_workers_refer_to_and_is_not_set(tmp_path: Path) -> None:
+    """A worker does not start without it."""
+    routes = tmp_path / "routes.yaml"
+    routes.write_text(
+        "alerts: {slack: env:SLACK_URL}\n"
+        "routes:\n"
+        "  github:\n"
+        "    provider: github\n"
+        "    secrets: [env:GITHUB]\n"
+        "    reconcile: {hook: repos/octo/shop/hooks/7, token: env:HOOK_TOKEN}\n"
+        "    forward: [{name: ci, url: env:CI_URL, sign: env:CI_KEY}]\n"
+    )
+    place = {"GATEWAY_CONFIG": str(routes), "GATEWAY_DATA_DIR": str(tmp_path), "GITHUB": OTHER}
+    installation, wrong = read_installation(place)
+    told = found(wrong + await examine(installation), "warning")
+    for name in ("SLACK_URL", "HOOK_TOKEN", "CI_URL", "CI_KEY"):
+        assert f"found env:{name}, which is not set" in told
+    given = {"SLACK_URL": "https://hooks.example.com/s3cret", "HOOK_TOKEN": "ghp_0123456789abcdef"}
+    installation, wrong = read_installation(place | given)
+    told = found(wrong + await examine(installation))
+    assert "SLACK_URL" not in told
+    assert "HOOK_TOKEN" not in told
+    assert "s3cret" not in told
+
+
 @pytest.mark.parametrize(
     ("public", "level"), [("https://hooks.example.com", "problem"), (None, "warning")]
 )

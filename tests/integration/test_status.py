@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 from rich.console import Console
 
-from gateway.cli.status_screen import draw
+from gateway.cli.status_screen import draw, draw_to_fit
 from gateway.ledger.connection import Pool, open_pool
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
@@ -283,6 +283,43 @@ async def test_a_handful_of_handlers_fits_the_screen(
     lines = shown(await read_status(settings), width).splitlines()
     assert len(lines) <= 38
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [80, 100])
+async def test_many_handlers_leave_room_for_the_rest_of_the_screen(
+    width: int, settings: Settings, ledger: Reader, database_url: str
+) -> None:
+    """It is redrawn, and cannot be scrolled: those in trouble stay, and so do the engines."""
+    names = [f"handlers.many.h_{n:03}" for n in range(100)]
+    await add_worker(ledger, *(f"stripe {name}" for name in names))
+    await claim_all(database_url, [make_claim(handlers=names)])
+    await ledger.run("update gateway.deliveries set due_at = now()")
+    await ledger.run(
+        "update gateway.deliveries set status = 'dead', finished_at = now() where handler = $1",
+        names[70],
+    )
+    status = await read_status(settings)
+    assert len(status["handlers"]) == 100
+    out = Console(width=width, height=30, highlight=False)
+    lines = out.render_lines(draw_to_fit(status, out, 28), pad=False)
+    text = "\n".join("".join(piece.text for piece in line) for line in lines)
+    assert len(lines) == 28
+    assert [name for name in names if f"\n{name} " in text][-1] == names[70]
+    for said in ("more handlers", "Postgres", "Workers", "Time"):
+        assert said in text
+
+
+async def test_the_same_trouble_of_many_handlers_is_told_of_a_few(
+    settings: Settings, ledger: Reader, database_url: str
+) -> None:
+    names = [f"handlers.gone_{n:02}" for n in range(12)]
+    await add_worker(ledger, f"stripe {HANDLER}")
+    await claim_all(database_url, [make_claim("evt_1", handlers=names)])
+    status = await read_status(settings)
+    assert len(status["attention"]) == 6
+    assert "the same is true of 7 more handlers" in told(status)
+    await ledger.run("update gateway.deliveries set status = 'dead', finished_at = now()")
+    assert "of 12 handlers, such as handlers.gone_00" in told(await read_status(settings))
 
 
 async def test_a_worker_tells_its_version(database_url: str, settings: Settings) -> None:

@@ -187,6 +187,22 @@ def test_every_command_line_of_the_docs_can_be_typed(words: list[str]) -> None:
         assert context.command is command
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_handlers_are_named_with_their_function(page: Path) -> None:
+    """Of a module alone nothing is found: what the runbook says at 2 am must be typed as it is."""
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"gateway (?:pause|resume) [a-z]+ (handlers\.[\w.]+)", text)
+    named += re.findall(r"--handler (handlers\.[\w.]+)", text)
+    assert [name for name in named if name.count(".") < 2] == []
+
+
+@pytest.mark.parametrize("name", sorted(_commands()))
+def test_the_help_of_a_command_flows(name: str) -> None:
+    """typer keeps the ends of lines, and then breaks them again where the terminal ends."""
+    told, *_ = (_commands()[name].help or "").split("Example")
+    assert "\n" not in told.replace("\n\n", "")
+
+
 def _metrics() -> set[str]:
     return {
         f"{metric.name}_total" if metric.type == "counter" else metric.name

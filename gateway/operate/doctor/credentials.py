@@ -5,9 +5,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.development import read_secrets, stand_ins
+from gateway.errors import ConfigInvalid
 from gateway.operate.doctor.finding import Finding, ok, problem, warning
 from gateway.operate.doctor.installation import Installation
-from gateway.routes import Route
+from gateway.routes import Route, check_alerts, check_destinations, check_hook_keys
 from gateway.secrets import SecretRef, SecretUnusable, resolve, resolve_token
 
 SHORT: Final = 16
@@ -35,6 +36,7 @@ def check_credentials(installation: Installation) -> Iterator[Finding]:
             what = "token" if route.provider.is_queue else "secret"
             yield ok(_about(route), f"{count} {what}{'s' if count > 1 else ''} in order")
         yield from _api_key(installation, route)
+    yield from _of_workers(installation)
     yield from _shared(values)
     yield from _made_up(installation)
 
@@ -100,6 +102,22 @@ def _api_key(installation: Installation, route: Route) -> Iterator[Finding]:
         )
     else:
         yield ok(_about(route), "has an api_key")
+
+
+def _of_workers(installation: Installation) -> Iterator[Finding]:
+    """What forwards, alerts and reconcile refer to: a worker does not start without it."""
+    config = installation.config
+    if config is None:
+        return
+    for check in (check_destinations, check_hook_keys, check_alerts):
+        try:
+            check(config, installation.environ)
+        except ConfigInvalid as error:
+            for told in error.problems:
+                advice = f"expected {told.expected}; set it for workers, serve needs none"
+                yield warning("secrets", f"{told.key}: found {told.found}", advice)
+    if config.alerts is None:
+        yield ok("alerts", "nobody is told of dead letters: see `alerts` in docs/routes.md")
 
 
 def _shared(values: dict[bytes, list[str]]) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from gateway.notation.quantities import format_roughly
+from gateway.notation.quantities import format_count, format_roughly
 from gateway.operate.status.report import Attention, HandlerState, RouteState, Status
 
 OLD: Final = timedelta(minutes=5)
@@ -12,6 +12,9 @@ OLD: Final = timedelta(minutes=5)
 
 FEW_RUNS: Final = 10
 """Fewer say nothing of a handler."""
+
+FEW_HANDLERS: Final = 5
+"""More with the same trouble are counted: they would push everything else off the screen."""
 
 POOR: Final = 0.5
 FULL: Final = 0.9
@@ -45,7 +48,7 @@ def _workers(status: Status) -> Iterator[Attention]:
     if status["workers"] or not status["postgres"]["reachable"]:
         return
     waiting = sum(handler["pending"] for handler in status["handlers"])
-    text = f"no worker is alive, and {_many(waiting, 'delivery waits', 'deliveries wait')}"
+    text = f"no worker is alive, and {format_count(waiting, 'delivery waits', 'deliveries wait')}"
     yield _problem(text if waiting else "no worker is alive", "start one: `gateway worker`")
 
 
@@ -58,7 +61,10 @@ def _dead(status: Status) -> Iterator[Attention]:
     text = f"{total:,}{more} dead letter{'s' if total > 1 else ''}"
     when = {0: "none", total: "all"}.get(lately, f"{lately:,} of them")
     worst = max(dying, key=lambda h: h["dead"])
-    who = worst["handler"] if len(dying) == 1 else f"most of {worst['handler']}"
+    who = _of(worst)
+    if len(dying) > 1:
+        most = "most of" if worst["dead"] * 2 > total else f"of {len(dying):,} handlers, such as"
+        who = f"{most} {who}"
     yield _problem(
         f"{text}, {when} in the last hour ({who})",
         "what died of what: `gateway dead --group`; then `gateway replay --dead` or `discard`",
@@ -66,6 +72,7 @@ def _dead(status: Status) -> Iterator[Attention]:
 
 
 def _backlog(status: Status) -> Iterator[Attention]:
+    found = []
     for handler in status["handlers"]:
         oldest = handler["oldest_due_at"]
         if oldest is None or status["at"] - oldest < OLD:
@@ -73,19 +80,25 @@ def _backlog(status: Status) -> Iterator[Attention]:
         if handler["orphaned"] or handler["paused"] or not status["workers"]:
             continue  # which is told, and why it waits
         text = f"{_of(handler)} is behind: {_pending(handler)}, the oldest due for"
-        yield _problem(
-            f"{text} {_age(status['at'], oldest)}",
-            "more workers or GATEWAY_CONCURRENCY, or a faster handler",
+        found.append(
+            _problem(
+                f"{text} {_age(status['at'], oldest)}",
+                "more workers or GATEWAY_CONCURRENCY, or a faster handler",
+            )
         )
+    yield from _few(found)
 
 
 def _orphans(status: Status) -> Iterator[Attention]:
-    for handler in status["handlers"]:
-        if handler["orphaned"]:
-            yield _problem(
-                f"{_of(handler)} is in no worker: {_pending(handler)}",
-                "deploy a worker that has it, or give them up: `gateway discard`",
-            )
+    found = [
+        _problem(
+            f"{_of(handler)} is in no worker: {_pending(handler)}",
+            "deploy a worker that has it, or give them up: `gateway discard`",
+        )
+        for handler in status["handlers"]
+        if handler["orphaned"]
+    ]
+    yield from _few(found)
 
 
 def _pauses(status: Status) -> Iterator[Attention]:
@@ -116,14 +129,18 @@ def _unheard(status: Status) -> Iterator[Attention]:
 
 
 def _failing(status: Status) -> Iterator[Attention]:
-    for handler in status["handlers"]:
-        success = handler["success"]
-        if success is not None and handler["runs"] >= FEW_RUNS and success < POOR:
-            yield _warning(
-                f"{_of(handler)} failed {handler['failed']:,} of {handler['runs']:,} runs"
-                " in the last hour",
-                f"see why: `gateway events --handler {handler['handler']}`, then `gateway show ID`",
-            )
+    found = [
+        _warning(
+            f"{_of(handler)} failed {handler['failed']:,} of {handler['runs']:,} runs"
+            " in the last hour",
+            f"see why: `gateway events --handler {handler['handler']}`, then `gateway show ID`",
+        )
+        for handler in status["handlers"]
+        if handler["success"] is not None
+        and handler["runs"] >= FEW_RUNS
+        and handler["success"] < POOR
+    ]
+    yield from _few(found)
 
 
 def _refusals(status: Status) -> Iterator[Attention]:
@@ -131,7 +148,7 @@ def _refusals(status: Status) -> Iterator[Attention]:
         for code, count in sorted(route["refused_as"].items(), key=lambda item: -item[1]):
             if code == "UNAVAILABLE":
                 yield _problem(
-                    f"{route['route']}: {_many(count, 'request', 'requests')} not taken (503)"
+                    f"{route['route']}: {format_count(count, 'request')} not taken (503)"
                     " in the last 5 minutes",
                     "Postgres was slow or away, or too many came at once: see the log of serve",
                 )
@@ -152,7 +169,7 @@ def _spool(status: Status) -> Iterator[Attention]:
         )
     if spool["events"] and spool["oldest_at"] is not None:
         yield _warning(
-            f"{_many(spool['events'], 'event waits', 'events wait')} in the spool on"
+            f"{format_count(spool['events'], 'event waits', 'events wait')} in the spool on"
             f" {spool['host']}, the oldest for {_age(status['at'], spool['oldest_at'])}",
             "they are claimed as soon as a serve there reaches Postgres",
         )
@@ -169,9 +186,9 @@ def _reconciles(status: Status) -> Iterator[Attention]:
             )
         elif run["unrecoverable"]:
             yield _warning(
-                f"{_many(run['unrecoverable'], 'event', 'events')} of {run['route']} never came"
+                f"{format_count(run['unrecoverable'], 'event')} of {run['route']} never came"
                 " and cannot be had any more",
-                "see which: `gateway reconcile`",
+                "which, and why: the query at the end of docs/reconcile.md",
             )
 
 
@@ -240,6 +257,17 @@ def _answered(route: RouteState) -> int:
     return requests["accepted"] + requests["duplicate"] + requests["ignored"] + requests["refused"]
 
 
+def _few(found: list[Attention]) -> Iterator[Attention]:
+    """Of many handlers with the same trouble a few, and how many more there are."""
+    yield from found[:FEW_HANDLERS]
+    if rest := found[FEW_HANDLERS:]:
+        yield Attention(
+            level=rest[0]["level"],
+            text=f"the same is true of {format_count(len(rest), 'more handler')}",
+            advice="all handlers, with what is wrong: `gateway status --json`",
+        )
+
+
 def _of(handler: HandlerState) -> str:
     return f"{handler['handler']} ({handler['route']})"
 
@@ -247,10 +275,6 @@ def _of(handler: HandlerState) -> str:
 def _pending(handler: HandlerState) -> str:
     more = "+" if "pending" in handler["capped"] else ""
     return f"{handler['pending']:,}{more} waiting"
-
-
-def _many(count: int, one: str, more: str) -> str:
-    return f"{count:,} {one if count == 1 else more}"
 
 
 def _age(now: datetime, then: datetime) -> str:
