@@ -2,6 +2,7 @@
 
 import sys
 from base64 import b64decode
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ import orjson
 import typer
 
 from gateway.api.operations.events import SHOW, ShowParams
-from gateway.api.shapes import EventDetail
+from gateway.api.operations.pauses import PAUSES, PausesParams
+from gateway.api.shapes import EventDetail, PauseRow
 from gateway.cli.asking import AsJson, RouteName, Url, ask, given
 from gateway.cli.output import cell, console, print_json, printable
 from gateway.errors import CommandFailed
@@ -62,8 +64,10 @@ def show(
     elif as_json:
         print_json(details)
     else:
+        is_waiting = any(d["status"] == "pending" for event in found for d in event["deliveries"])
+        pauses = ask(url, PAUSES, PausesParams()) if is_waiting else []
         for event in found:
-            _print_event(event)
+            _print_event(event, pauses)
 
 
 def _with_bytes(event: EventDetail) -> dict[str, Any]:
@@ -93,7 +97,7 @@ def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) 
     console().print(f"{recorded.type} {recorded.id} is in {file}{hidden}", markup=False)
 
 
-def _print_event(event: dict[str, Any]) -> None:
+def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow]) -> None:
     out = console()
     out.print(f"[bold]{printable(event['event_id'])}[/bold]", markup=True)
     for name in ("route", "provider", "type", "account", "livemode", "occurred_at", "received_at"):
@@ -110,6 +114,18 @@ def _print_event(event: dict[str, Any]) -> None:
         out.print("  no handler took it")
     for delivery in event["deliveries"]:
         _print_delivery(delivery)
+        if delivery["status"] == "pending":
+            _print_pauses(delivery, pauses)
+
+
+def _print_pauses(delivery: dict[str, Any], pauses: Sequence[PauseRow]) -> None:
+    """Why what is due does not run."""
+    for pause in pauses:
+        if pause["route"] == delivery["route"] and pause["handler"] in (None, delivery["handler"]):
+            of = "route" if pause["handler"] is None else "handler"
+            why = f": {printable(pause['reason'])}" if pause["reason"] else ""
+            who = f"{printable(pause['actor'])}, {cell(pause['since'])}"
+            console().print(f"    waits: its {of} was paused by {who}{why}", markup=False)
 
 
 def _plain(value: Any) -> str:

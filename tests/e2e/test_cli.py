@@ -227,5 +227,19 @@ async def test_discard_gives_up_what_it_may_and_says_what_it_may_not(
     assert project.run("replay", str(dead)).returncode == 0
 
 
+async def test_show_says_that_what_is_due_is_paused(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    """Else a replay that waits for a resume looks like one that was swallowed."""
+    await claim_all(database_url, [make_claim("evt_1", handlers=["handlers.effects.count"])])
+    assert "paused" not in project.run("show", "evt_1").stdout
+    assert project.run("pause", "stripe", "--reason", "bad deploy").returncode == 0
+    shown = project.run("show", "evt_1").stdout
+    assert "waits: its route was paused by" in shown
+    assert "ago: bad deploy" in shown
+    await ledger.run("update gateway.deliveries set status = 'done', finished_at = now()")
+    assert "paused" not in project.run("show", "evt_1").stdout
+
+
 def test_show_of_nothing_is_one_clear_line(project: Project) -> None:
     assert "there is no event or delivery 'evt_x'" in one_line(project.run("show", "evt_x"), 1)

@@ -95,6 +95,10 @@ async def test_dead_letters_come_first_with_what_to_do(
     assert HANDLER in first["text"]
     assert "`gateway dead --group`" in first["advice"]
     assert (only(status)["dead"], only(status)["dead_lately"]) == (3, 1)
+    await ledger.run("update gateway.deliveries set status = 'discarded' where id > 1")
+    assert "1 dead letter, in the last hour (handlers.count (stripe))" in told(
+        await read_status(settings)
+    )
 
 
 @pytest.mark.parametrize(("minutes", "said"), [(4, False), (6, True)])

@@ -59,14 +59,16 @@ def _dead(status: Status) -> Iterator[Attention]:
     total, lately = sum(h["dead"] for h in dying), sum(h["dead_lately"] for h in dying)
     more = "+" if any("dead" in h["capped"] for h in dying) else ""
     text = f"{total:,}{more} dead letter{'s' if total > 1 else ''}"
-    when = {0: "none", total: "all"}.get(lately, f"{lately:,} of them")
+    when = {0: "none ", total: "all "}.get(lately, f"{lately:,} of them ")
+    if total == 1:
+        when = "" if lately else "not "
     worst = max(dying, key=lambda h: h["dead"])
     who = _of(worst)
     if len(dying) > 1:
         most = "most of" if worst["dead"] * 2 > total else f"of {len(dying):,} handlers, such as"
         who = f"{most} {who}"
     yield _problem(
-        f"{text}, {when} in the last hour ({who})",
+        f"{text}, {when}in the last hour ({who})",
         "what died of what: `gateway dead --group`; then `gateway replay --dead` or `discard`",
     )
 
