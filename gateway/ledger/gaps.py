@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.ledger.connection import Executor
+from gateway.ledger.forgetting import forget_all
 from gateway.ledger.queries import QUERIES
 
 MOST_REASONS: Final = 20
@@ -124,4 +125,4 @@ async def list_gaps(connection: Executor, run_id: int) -> list[Row]:
 
 async def forget_gaps(connection: Executor, age: timedelta) -> None:
     """Gaps that were closed long ago."""
-    await connection.execute(QUERIES["forget_gaps"], age, BATCH)
+    await forget_all(connection, "forget_gaps", age, BATCH)

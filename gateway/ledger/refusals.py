@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Final, NamedTuple
 
 from gateway.ledger.connection import Executor
+from gateway.ledger.forgetting import forget_all
 from gateway.ledger.queries import QUERIES
 
 MOST_PER_BODY: Final = 100
@@ -29,4 +30,4 @@ async def note_refusals(connection: Executor, refused: Sequence[Refusal]) -> Non
 
 async def forget_refusals(connection: Executor, age: timedelta) -> None:
     """Those older than any key."""
-    await connection.execute(QUERIES["forget_refusals"], age, BATCH)
+    await forget_all(connection, "forget_refusals", age, BATCH)

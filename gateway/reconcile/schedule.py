@@ -44,7 +44,7 @@ class Schedule:
         self._ledger = ledger
         self._means = Means(url=url, config=config, registry=registry, wake=wake)
         self._longest_key = max((r.retention.key for r in config.routes), default=timedelta(0))
-        self._tidied_at = time.monotonic()
+        self._tidied_at = time.monotonic() - TIDY_S
 
     async def run_forever(self) -> None:
         while True:

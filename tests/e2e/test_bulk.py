@@ -336,7 +336,7 @@ async def test_on_a_terminal_it_asks_first_and_shows_a_bar(
     await add_events(ledger, 700)
     await add_dead(ledger, 700, error=TIMEOUT)
     code, text = await asyncio.to_thread(on_terminal, project, ("replay", "--dead"), answer)
-    assert "ReadTimeout: GET … timed out" in text
+    assert TIMEOUT in text
     assert "700 dead letters match." in text
     assert code == (0 if left == "pending" else 1), text
     assert ("700 of 700" in text) is (left == "pending")

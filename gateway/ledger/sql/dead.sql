@@ -25,6 +25,7 @@ limit $8;
 -- (deliveries_dead). What stands in quotes, and words with a digit (numbers, ids), differ between errors
 -- of one cause; a status, as in HTTP 503, is one. Equal errors are put together first, and only where
 -- there may be a status is it looked for behind each word: either takes longer than all the rest.
+-- Where all of a group are equal, the error is shown as it is: the key of a KeyError is what matters.
 -- Each row tells of all groups how many letters there are, and how many have no payload.
 with letters as materialized (
     select d.route, d.handler, left(d.error, 300) as error, count(*) as n,
@@ -46,21 +47,25 @@ with letters as materialized (
       and coalesce(d.error ilike $7, $7 is null)
       and d.finished_at <= $8
     group by 1, 2, 3
-)
-select route, handler, null::text as type,
-       regexp_replace(
+), named as (
+    select *, regexp_replace(
            regexp_replace(
                error,
                '"[^"]*(?:"|$)|`[^`]*(?:`|$)|(?<!\w)''[^'']*(?:''(?!\w)|$)|[[:cntrl:]]+|'
                || case when error like '%HTTP %' then '(?<!HTTP |[[:alnum:]_-])' else '' end
                || '[[:alnum:]_-]*\d[[:alnum:]_-]*',
                '…', 'g'),
-           '…(?:\W{0,2}…)+', '…', 'g') as error,
+           '…(?:\W{0,2}…)+', '…', 'g') as common
+    from letters
+)
+select route, handler, null::text as type,
+       case when count(*) = 1 then regexp_replace(min(error), '[[:cntrl:]]+', '…', 'g')
+            else common end as error,
        sum(n)::bigint as count, min(first_at) as first_at, max(last_at) as last_at,
        max(delivery_id) as delivery_id,
        (sum(sum(n)) over ())::bigint as total,
        (sum(sum(without_payload)) over ())::bigint as without_payload
-from letters
-group by 1, 2, 4
+from named
+group by route, handler, common
 order by count desc, last_at desc, 1, 2, 4
 limit $9;
