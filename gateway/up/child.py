@@ -14,6 +14,8 @@ from gateway.errors import CommandFailed
 
 RESTART_S: Final = (0.5, 10.0)
 READY_WITHIN_S: Final = 30.0
+GONE_WITHIN_S: Final = 2.0
+"""How long a reload waits for those that it replaced: an idle one needs some milliseconds."""
 
 log = structlog.get_logger("gateway.up")
 
@@ -90,19 +92,21 @@ class Child:
             raise CommandFailed(f"the new `gateway {self.name}` did not start")
         return process
 
-    def hand_over(self, process: Process) -> None:
-        """This one counts from now on, and the old one may finish what it has begun."""
+    async def hand_over(self, process: Process) -> None:
+        """This one counts from now on, and the old one may finish what it has begun. Waits a little
+        for its end: until then it takes what comes, by what it knows."""
         old, self.process = self.process, process
         self._handed_over.set()
         if old is not None:
-            self.dismiss(old)
+            await asyncio.wait({self.dismiss(old)}, timeout=GONE_WITHIN_S)
 
-    def dismiss(self, process: Process) -> None:
+    def dismiss(self, process: Process) -> asyncio.Task[None]:
         """Lets one end, without waiting for it."""
         _terminate(process)
         task = asyncio.create_task(self._end(process))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+        return task
 
     def stop(self) -> None:
         """Passes a signal on: the first one drains, a second one ends the grace time."""

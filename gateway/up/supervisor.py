@@ -114,15 +114,16 @@ class Supervisor:
             *(child.start_another() for child in children), return_exceptions=True
         )
         failed = [result for result in started if isinstance(result, BaseException)]
-        for child, process in zip(children, started, strict=True):
-            if isinstance(process, BaseException):
-                continue
-            if failed:
-                child.dismiss(process)
-            else:
-                child.hand_over(process)
+        working = [
+            (child, process)
+            for child, process in zip(children, started, strict=True)
+            if not isinstance(process, BaseException)
+        ]
         if failed:
+            for child, process in working:
+                child.dismiss(process)
             raise failed[0]
+        await asyncio.gather(*(child.hand_over(process) for child, process in working))
         self._settings = load_settings(self._variables)
         self._record()
 
