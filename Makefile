@@ -3,13 +3,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check torture safeguards load bench bench-quick clean
+.PHONY: run test test-again check torture safeguards load bench bench-quick clean
 
 run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
 
 test: $(READY) ## the whole suite on real engines
 	@$(BIN)/pytest --numprocesses auto --dist loadfile
+
+test-again: $(READY) ## the tests that failed, alone, if they are one or two
+	@$(BIN)/python -c 'import json, sys; failed = json.load(open(".pytest_cache/v/cache/lastfailed")); print("failed beside others:", *failed, sep="\n  "); sys.exit(len(failed) > 2)'
+	@$(BIN)/pytest --last-failed --last-failed-no-failures none
 
 check: $(READY) ## format, lint, types and the direction of imports
 	@$(BIN)/ruff format --check .
