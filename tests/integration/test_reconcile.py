@@ -13,6 +13,7 @@ import pytest
 import respx
 
 from gateway.errors import CommandFailed, ConfigInvalid
+from gateway.ledger.forgetting import forget_all
 from gateway.ledger.reconciliations import find_reconciliation, last_runs
 from gateway.ledger.refusals import Refusal, note_refusals
 from gateway.model import Rate, ReplayPolicy, Retention
@@ -1005,3 +1006,17 @@ async def test_what_was_closed_long_ago_is_forgotten(
     await pool.close()
     for table, left in (("reconciliations", 1), ("gaps", 0), ("refusals", 0)):
         assert await ledger.value(f"select count(*) from gateway.{table}") == left  # noqa: S608
+
+
+async def test_what_is_old_is_forgotten_until_none_is_left(
+    database_url: str, ledger: Reader
+) -> None:
+    await ledger.run(
+        "insert into gateway.refusals (route, event_id, digest, refused_at)"
+        " select 'github', 'guid_' || n, sha256('x'), now() - n * interval '1 day'"
+        " from generate_series(1, 7) as n"
+    )
+    connection = await asyncpg.connect(database_url)
+    assert await forget_all(connection, "forget_refusals", timedelta(days=2.5), 2) == 5
+    await connection.close()
+    assert await ledger.value("select count(*) from gateway.refusals") == 2
