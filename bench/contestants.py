@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from bench.requests import GITHUB_PATH, SECRET, STRIPE_PATH
-from gateway.providers import PROVIDERS
+from gateway.providers import PROVIDERS, Incoming
 from gateway.receive.listening import BACKLOG
 from gateway.server import KEEP_ALIVE_S
 
@@ -29,7 +29,10 @@ INSERT = "insert into textbook (event_id, type, body) values ($1, $2, $3) on con
 
 def verify(headers: dict[str, str], body: bytes, provider: str = "stripe") -> None:
     PROVIDERS[provider].verify(
-        headers, body, secrets=[SECRET], now=datetime.now(UTC), tolerance=timedelta(minutes=5)
+        Incoming(headers, body),
+        keys=[SECRET],
+        now=datetime.now(UTC),
+        tolerance=timedelta(minutes=5),
     )
 
 

@@ -2,9 +2,8 @@
 
 import json
 import os
-import secrets
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,9 +15,6 @@ from gateway.secrets import SecretMissing, SecretRef, SecretUnusable, resolve
 
 UP_FILE: Final = "up.json"
 SECRETS_FILE: Final = "secrets.json"
-SECRET_BYTES: Final = 24
-SIGNING_PREFIX: Final = "whsec_"
-BEARER_PREFIX: Final = "gwq_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +56,13 @@ def development_secrets(
     references: Iterable[str],
     environ: Mapping[str, str],
     *,
-    prefix: str = SIGNING_PREFIX,
+    make: Callable[[], str],
 ) -> dict[str, str]:
     """A secret for each reference that leads nowhere: made up once, then kept."""
     file = data_dir / SECRETS_FILE
     kept = read_secrets(file)
     needed = [reference for reference in references if _is_missing(reference, environ)]
-    made = {ref: kept.get(ref) or f"{prefix}{secrets.token_hex(SECRET_BYTES)}" for ref in needed}
+    made = {ref: kept.get(ref) or make() for ref in needed}
     if made.items() - kept.items():
         _write_private(file, kept | made)
     return made

@@ -1,7 +1,7 @@
 """A user's project as one value: settings, routes, secrets and handlers, all checked together."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -111,6 +111,17 @@ def redis_url(settings: Settings) -> str:
     if settings.redis_url is None:
         raise ConfigInvalid([_missing("GATEWAY_REDIS_URL", "redis://host:6379/0")])
     return settings.redis_url.get_secret_value()
+
+
+def missing_public_url(routes: Sequence[str]) -> Problem:
+    """Where senders sign the URL that they call, it must be known, whatever the proxies say."""
+    return Problem(
+        file="environment",
+        key="GATEWAY_PUBLIC_URL",
+        found="nothing",
+        expected="the URL that senders call, such as https://hooks.example.com: it is part of what"
+        f" is verified on {', '.join(routes)}",
+    )
 
 
 def _missing(key: str, example: str) -> Problem:

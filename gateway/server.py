@@ -27,7 +27,7 @@ from gateway.ledger.connection import (
 )
 from gateway.ledger.migrate import check_version
 from gateway.ledger.tallies import Tallies, keeping
-from gateway.project import Project, database_url, redis_url
+from gateway.project import Project, database_url, missing_public_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
@@ -124,12 +124,24 @@ def _doors(
         route.path: Endpoint(
             route,
             reception,
-            secrets=[secret.reveal() for secret in project.secrets[route.name]],
+            keys=[route.provider.read_key(s.reveal()) for s in project.secrets[route.name]],
+            public_url=public_url(project),
             spool=spool if route.spools else None,
             refused=refused,
         )
         for route in project.config.doors
     }
+
+
+def public_url(project: Project) -> str:
+    """What senders call, which some of them sign. Only in development can it be guessed."""
+    settings = project.settings
+    if settings.public_url is not None:
+        return settings.public_url
+    signed = [route.name for route in project.config.doors if route.provider.uses_url]
+    if signed and settings.dev_secrets is None:
+        raise ConfigInvalid([missing_public_url(signed)])
+    return f"http://{settings.host}:{settings.port}"
 
 
 def _job_doors(project: Project, reception: Reception, claimer: Claimer) -> dict[str, Door]:

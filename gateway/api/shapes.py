@@ -123,6 +123,8 @@ class EventDetail(TypedDict):
     replay_of: str | None
     spooled: bool
     reconciled: bool
+    verified_by: str | None
+    clock_s: float | None
     erased: Erasure | None
     deliveries: list[DeliveryDetail]
 

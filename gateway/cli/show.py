@@ -97,12 +97,22 @@ def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) 
     console().print(f"{recorded.type} {recorded.id} is in {file}{hidden}", markup=False)
 
 
+def _verified(event: dict[str, Any]) -> str:
+    """Under which secret; and how far apart the clocks were, travel included."""
+    under = f"under {printable(event['verified_by'])}"
+    if event["clock_s"] is None:
+        return f"{under}; no time was signed"
+    return f"{under}, {event['clock_s']:.1f} s after it was signed"
+
+
 def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow]) -> None:
     out = console()
     out.print(f"[bold]{printable(event['event_id'])}[/bold]", markup=True)
     for name in ("route", "provider", "type", "account", "livemode", "occurred_at", "received_at"):
         if event[name] is not None:
             out.print(f"  {name.replace('_', ' '):<12} {_plain(event[name])}", markup=False)
+    if event["verified_by"] is not None:
+        out.print(f"  {'verified':<12} {_verified(event)}", markup=False)
     if event["spooled"]:
         out.print("  spooled      acknowledged while Postgres was away, claimed later")
     if event["reconciled"]:

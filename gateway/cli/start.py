@@ -10,6 +10,7 @@ import typer
 
 from gateway.cli.output import console
 from gateway.development import development_secrets
+from gateway.providers import PROVIDERS
 from gateway.scaffold.handler import Order, write_handler
 from gateway.scaffold.project import STARTERS, write_project
 from gateway.settings import load_settings
@@ -51,8 +52,9 @@ def init(
     providers = provider or [StarterName.STRIPE]
     data_dir = directory / load_settings().data_dir
     made = write_project(directory, providers)
-    references = [f"env:{STARTERS[name].secret}" for name in providers]
-    development_secrets(data_dir, references, os.environ)
+    for name in providers:
+        reference, make = f"env:{STARTERS[name].secret}", PROVIDERS[name].make_secret
+        development_secrets(data_dir, [reference], os.environ, make=make)
     out = console()
     for path in made:
         out.print(f"  made  {path}", markup=False)

@@ -59,6 +59,10 @@ class Claim(NamedTuple):
     """A job's, before which it may not run: by the clock of the ledger, as all that is due."""
     reconciled: bool = False
     """Fetched from the provider's API: its bytes are not those that were signed."""
+    verified_by: str | None = None
+    """The reference of the secret under which it was verified."""
+    clock_s: float | None = None
+    """How far the sender's clock was behind ours when it came, where it signed a time."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -331,6 +335,8 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "spooled": claim.spooled,
             "delay_s": None if claim.delay is None else claim.delay.total_seconds(),
             "reconciled": claim.reconciled,
+            "verified_by": claim.verified_by,
+            "clock_s": claim.clock_s,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]

@@ -23,6 +23,8 @@ def make_claim(
     digest: bytes,
     received_at: datetime,
     reconciled: bool = False,
+    verified_by: str | None = None,
+    clock_s: float | None = None,
 ) -> Claim:
     """What the ledger is asked to keep."""
     handlers = registry.for_event(route.name, envelope.type)
@@ -38,4 +40,6 @@ def make_claim(
         handlers=handlers,
         order_keys=registry.order_keys(route.name, handlers, headers, body),
         reconciled=reconciled,
+        verified_by=verified_by,
+        clock_s=clock_s,
     )

@@ -59,13 +59,13 @@ class Sender:
         provider, now = self.route.provider, datetime.now(UTC)
         sample = make_sample(provider.name, self.type, now=now)
         body = sample.body if self.body is None else self.body
-        headers = provider.sign(
-            body, secret=self.secret.reveal(), id=sample.id, type=self.type, now=now
-        )
         target = self.url.rstrip("/") + self.route.path
+        signed = provider.sign(
+            body, secret=self.secret.reveal(), id=sample.id, type=self.type, now=now, url=target
+        )
         started = time.perf_counter()
         try:
-            answer = await client.post(target, content=body, headers=headers)
+            answer = await client.post(signed.url, content=signed.body, headers=signed.headers)
         except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
             raise CommandFailed(
                 f"--url: found {self.url!r}; expected http://host:port or https://host"

@@ -15,7 +15,7 @@ from gateway.providers.payload import (
     parse_object,
     require_text,
 )
-from gateway.providers.provider import Headers, Provider
+from gateway.providers.provider import Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
 
 _SIGNATURE: Final = "x-hub-signature-256"
@@ -27,31 +27,27 @@ _DELIVERY_ID: Final = re.compile(f"[!-~]{{1,{MAX_TEXT_CHARS}}}")
 
 
 def verify(
-    headers: Headers,
-    body: bytes,
-    *,
-    secrets: Sequence[bytes],
-    now: datetime,
-    tolerance: timedelta | None,
-) -> int:
+    incoming: Incoming, *, keys: Sequence[Key], now: datetime, tolerance: timedelta | None
+) -> Verified:
     """Refuses a forged request; `now` and `tolerance` have no use, since GitHub signs no time."""
     # The SHA-1 header `x-hub-signature` is legacy, and never enough.
     # https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
-    header = headers.get(_SIGNATURE)
+    header = incoming.headers.get(_SIGNATURE)
     if header is None:
         raise BadSignature(f"no {_SIGNATURE} header")
     if not header.startswith(_SCHEME) or not header.isascii():
         raise BadSignature(f"{_SIGNATURE}: expected {_SCHEME} and hex")
     # In a form, too, it is the raw body that is signed, not the `payload` field.
-    return match_hmac(body, [header[len(_SCHEME) :].encode("ascii")], secrets)
+    return Verified(match_hmac(incoming.body, [header[len(_SCHEME) :].encode("ascii")], keys))
 
 
-def read(headers: Headers, body: bytes) -> Envelope:
+def read(incoming: Incoming) -> Envelope:
     """Reads the id and the event from the headers, the action and the account from the body."""
     # https://docs.github.com/en/webhooks/webhook-events-and-payloads#delivery-headers
+    headers = incoming.headers
     delivery = _require_header(headers, _DELIVERY, _DELIVERY_ID, "1 to 255 visible characters")
     event = _require_header(headers, _EVENT, _EVENT_NAME, "1 to 100 of a-z, 0-9 and _")
-    payload = parse_object(_document(headers, body))
+    payload = parse_object(_document(headers, incoming.body))
     return Envelope(id=delivery, type=_type(event, payload), account=_account(payload))
 
 
@@ -96,15 +92,16 @@ def _login(payload: dict[str, Any], path: Sequence[str]) -> str | None:
     return value if is_text(value) else None
 
 
-def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime) -> dict[str, str]:
+def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = "") -> Signed:
     """The headers of GitHub's own request; the action stands in the body."""
-    return {
+    headers = {
         "content-type": "application/json",
         "user-agent": "GitHub-Hookshot/7d3a1f0",
         _DELIVERY: id,
         _EVENT: type.partition(".")[0],
         _SIGNATURE: _SCHEME + hexdigest(secret, body).decode(),
     }
+    return Signed(headers, body, url)
 
 
 GITHUB: Final = Provider(

@@ -1,42 +1,110 @@
 """What a provider is: how to verify a request, what to read from it, and what its sender does."""
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.model import Envelope, ReplayPolicy
 
 Headers = Mapping[str, str]
 """Header names in lower case, values decoded as latin-1, so that any byte has a place."""
 
+Key = Any
+"""What verifies: bytes, or a public key of `cryptography`. Made from a secret, once."""
+
+SECRET_BYTES: Final = 24
+REFUSED: Final = 403
+
+
+class Incoming(NamedTuple):
+    """A request as it came in. (A frozen dataclass is made slower.)"""
+
+    headers: Headers
+    body: bytes
+    method: str = "POST"
+    url: str = ""
+    """As its sender calls it: the public URL with path and query. Only for those who use it."""
+
+
+class Verified(NamedTuple):
+    """What was proven."""
+
+    key: int
+    """The index of the key under which it was."""
+    signed_at_s: float | None = None
+    """When, by the sender's clock, in unix seconds; None where no time is signed."""
+
+
+class Greeting(NamedTuple):
+    """The answer to a handshake, which is no event."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+
+
+class Acknowledgement(NamedTuple):
+    """What the sender wants to see when its event is taken."""
+
+    status: int = 200
+    body: bytes | None = None
+    """None: our own JSON, which says what became of it."""
+
+
+OWN_WORDS: Final = Acknowledgement()
+
+
+class Signed(NamedTuple):
+    """A request as the provider itself would send it."""
+
+    headers: dict[str, str]
+    body: bytes
+    url: str = ""
+
 
 class Verify(Protocol):
-    """Refuses a forged or stale request; returns the index of the secret that matched."""
+    """Refuses a forged or stale request."""
 
     def __call__(
         self,
-        headers: Headers,
-        body: bytes,
+        incoming: Incoming,
         *,
-        secrets: Sequence[bytes],
+        keys: Sequence[Key],
         now: datetime,
         tolerance: timedelta | None,
-    ) -> int: ...
+    ) -> Verified: ...
 
 
 class Read(Protocol):
     """Reads id, type, account and time from a verified request; refuses one that has none."""
 
-    def __call__(self, headers: Headers, body: bytes) -> Envelope: ...
+    def __call__(self, incoming: Incoming) -> Envelope: ...
 
 
 class Sign(Protocol):
-    """The headers with which the provider itself would send this body."""
+    """What the provider itself would send."""
 
     def __call__(
-        self, body: bytes, *, secret: bytes, id: str, type: str, now: datetime
-    ) -> dict[str, str]: ...
+        self, body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = ""
+    ) -> Signed: ...
+
+
+class Greet(Protocol):
+    """The answer to a handshake; None where the request is none."""
+
+    def __call__(self, incoming: Incoming, *, key: Key) -> Greeting | None: ...
+
+
+def make_secret() -> str:
+    """One for development, for a provider that takes any text."""
+    return f"whsec_{secrets.token_hex(SECRET_BYTES)}"
+
+
+def read_text_key(secret: bytes) -> Key:
+    """The key of a provider that takes the secret as it is."""
+    return secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +129,21 @@ class Provider:
     """
     is_queue: bool = False
     """Whether there is no sender: its events are jobs, which handlers and programs publish."""
+    read_key: Callable[[bytes], Key] = read_text_key
+    """What verifies, from a secret; raises Unexpected, which shows nothing of it."""
+    make_secret: Callable[[], str] = make_secret
+    """One for development, with which can be signed and verified."""
+    uses_url: bool = False
+    """Whether the URL is signed, or read: it is put together only for those."""
+    split: Callable[[Incoming], Sequence[bytes]] | None = None
+    """The bodies of the events in a verified request that brings several; none where it is one."""
+    greet: Greet | None = None
+    """Looks for a handshake in a verified request."""
+    greet_by_get: Greet | None = None
+    """Answers a handshake by GET or HEAD, which nobody signs: the key is its token, if any."""
+    acknowledgement: Acknowledgement = OWN_WORDS
+    refusal_status: int = REFUSED
+    """What it must see when its signature is wrong."""
 
     def replay_policy(self, type: str, route_policy: ReplayPolicy) -> ReplayPolicy | None:
         """What becomes of these bytes if they come back under a fresh delivery id."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 from collections import Counter
 from datetime import timedelta
 from typing import Any, Final, NoReturn, TypeGuard
@@ -9,7 +10,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 import orjson
 
 from gateway.errors import BadSignature
-from gateway.providers.provider import Provider
+from gateway.providers.provider import SECRET_BYTES, Provider
 
 LONGEST_NAME: Final = 255
 NAME_EXPECTED: Final = f"a text of at most {LONGEST_NAME} printable characters"
@@ -35,6 +36,7 @@ PUBLISH: Final = Provider(
     max_body=1024 * 1024,
     tolerance=None,
     is_queue=True,
+    make_secret=lambda: f"gwq_{secrets.token_hex(SECRET_BYTES)}",
 )
 
 

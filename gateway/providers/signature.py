@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from gateway.errors import BadSignature
 
 
-def match_hmac(message: bytes, signatures: Sequence[bytes], secrets: Sequence[bytes]) -> int:
-    """The index of the first secret under which one of the hex signatures signs the message."""
-    for index, secret in enumerate(secrets):
+def match_hmac(message: bytes, signatures: Sequence[bytes], keys: Sequence[bytes]) -> int:
+    """The index of the first key under which one of the hex signatures signs the message."""
+    for index, key in enumerate(keys):
         # Anyone can sign with an empty key, so an unset variable must never open the door.
-        if not secret.strip():
+        if not key.strip():
             continue
         # Compared as encoded text, so that upper-case hex and other re-encodings are refused, and
         # as bytes: compare_digest raises a TypeError on text that is not ASCII.
-        expected = hexdigest(secret, message)
+        expected = hexdigest(key, message)
         for signature in signatures:
             if hmac.compare_digest(expected, signature):
                 return index

@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.errors import BadPayload, BadSignature, StaleTimestamp
 from gateway.model import Envelope
 from gateway.providers.payload import check_text, describe, parse_object, require_text
-from gateway.providers.provider import Headers, Provider
+from gateway.providers.provider import Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
 
 _SIGNATURE: Final = "stripe-signature"
@@ -23,20 +23,16 @@ _LAST_SECOND: Final = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timesta
 
 
 def verify(
-    headers: Headers,
-    body: bytes,
-    *,
-    secrets: Sequence[bytes],
-    now: datetime,
-    tolerance: timedelta | None,
-) -> int:
-    """Refuses a forged or stale request; returns the index of the secret that matched."""
-    signed_at, signatures = _parse_header(headers)
+    incoming: Incoming, *, keys: Sequence[Key], now: datetime, tolerance: timedelta | None
+) -> Verified:
+    """Refuses a forged or stale request."""
+    signed_at, signatures = _parse_header(incoming.headers)
     # The signed text is `{t}.{body}`, the key the whole secret as text, `whsec_` included.
     # https://docs.stripe.com/webhooks#verify-manually
-    index = match_hmac(b"%b.%b" % (signed_at, body), signatures, secrets)
-    _check_time(int(signed_at), now, _TOLERANCE if tolerance is None else tolerance)
-    return index
+    index = match_hmac(b"%b.%b" % (signed_at, incoming.body), signatures, keys)
+    signed_at_s = int(signed_at)
+    _check_time(signed_at_s, now, _TOLERANCE if tolerance is None else tolerance)
+    return Verified(index, signed_at_s)
 
 
 def _parse_header(headers: Headers) -> tuple[bytes, list[bytes]]:
@@ -89,9 +85,9 @@ def _check_time(signed_at_s: int, now: datetime, tolerance: timedelta) -> None:
         )
 
 
-def read(headers: Headers, body: bytes) -> Envelope:
+def read(incoming: Incoming) -> Envelope:
     """Reads a snapshot or a thin event; refuses any other object."""
-    event = parse_object(body)
+    event = parse_object(incoming.body)
     kind = event.get("object")
     if kind == "event":
         return _read_snapshot(event)
@@ -155,15 +151,16 @@ def _from_iso(created: object) -> datetime:
         raise BadPayload(problem) from None
 
 
-def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime) -> dict[str, str]:
+def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = "") -> Signed:
     """The headers of Stripe's own request; id and type stand in the body."""
     signed_at = b"%d" % int(now.timestamp())
     signature = hexdigest(secret, b"%b.%b" % (signed_at, body))
-    return {
+    headers = {
         "content-type": "application/json; charset=utf-8",
         "user-agent": "Stripe/1.0 (+https://stripe.com/docs/webhooks)",
         _SIGNATURE: f"t={signed_at.decode()},v1={signature.decode()}",
     }
+    return Signed(headers, body, url)
 
 
 STRIPE: Final = Provider(

@@ -1,16 +1,20 @@
 """The answers of the HTTP table, as bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from gateway.errors import RequestRejected
+from gateway.providers.provider import Acknowledgement, Greeting
 from gateway.receive.protocol import Reply
 
 RETRY_AFTER_S: Final = 10
 LONGEST_DETAIL: Final = 300
+
+
+JSON: Final = b"content-type: application/json\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +27,40 @@ class Answer:
     """Header lines beside those that every answer has."""
     close: bool = False
     """Said where the body may not have been read to its end."""
+    kind: bytes = JSON
 
     def send(self, reply: Reply) -> None:
-        reply(self.status, CONTENT_TYPE + self.lines, self.body, self.close)
+        reply(self.status, self.kind + self.lines, self.body, self.close)
 
 
-CONTENT_TYPE: Final = b"content-type: application/json\r\n"
+class Taken(NamedTuple):
+    """What became of one event: accepted, duplicate or ignored."""
+
+    status: str
+    event_id: str
 
 
-def received(status: str, event_id: str) -> Answer:
-    """Verified: accepted, duplicate or ignored."""
-    return Answer(200, orjson.dumps({"status": status, "event_id": event_id}))
+def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
+    """Verified: what became of each event, unless the sender wants to see something else."""
+    if wanted.body is not None:
+        return Answer(wanted.status, wanted.body, kind=_TEXT if wanted.body else b"")
+    if len(told) == 1:
+        document: object = told[0]._asdict()
+    else:
+        document = {"status": "accepted", "events": [one._asdict() for one in told]}
+    return Answer(wanted.status, orjson.dumps(document))
 
 
-def refused(rejection: RequestRejected) -> Answer:
+def greeted(greeting: Greeting) -> Answer:
+    """A handshake."""
+    kind = b"content-type: %b\r\n" % greeting.content_type.encode() if greeting.body else b""
+    return Answer(greeting.status, greeting.body, kind=kind)
+
+
+def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
     """The sender is wrong. Says the code and nothing that would help a forger."""
-    return _error(rejection.status, rejection.code, close=rejection.status in {408, 413})
+    close = rejection.status in {408, 413}
+    return _error(status or rejection.status, rejection.code, close=close)
 
 
 def explained(status: int, code: str, detail: str, *, close: bool = False) -> Answer:
@@ -62,6 +84,7 @@ def _error(status: int, code: str, lines: bytes = b"", close: bool = False) -> A
     return Answer(status, orjson.dumps({"error": code}), lines, close)
 
 
+_TEXT: Final = b"content-type: text/plain\r\n"
 _RETRY_AFTER: Final = b"retry-after: %d\r\n" % RETRY_AFTER_S
 UNAVAILABLE: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER)
 OVERLOADED: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER, close=True)

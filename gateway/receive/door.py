@@ -63,8 +63,12 @@ class Door(ABC):
         self._complaints = Throttle(COMPLAINTS_PER_SECOND)
 
     @abstractmethod
-    async def _receive(self, headers: Headers, body: bytes) -> Answer:
+    async def _receive(self, scope: Scope, headers: Headers, body: bytes) -> Answer:
         """What becomes of a request that has arrived."""
+
+    def _greet(self, _: Scope) -> Answer | None:
+        """What a handshake by another method than POST is answered; None where it is none."""
+        return None
 
     def _knows(self, _: Headers) -> bool:
         """Whether a request is let in by its head alone; a webhook is known by its body."""
@@ -76,6 +80,9 @@ class Door(ABC):
     async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         if scope["method"] != "POST":
             is_known = self._knows(self._headers(scope))
+            if is_known and (greeting := self._greet(scope)) is not None:
+                greeting.send(reply)
+                return
             (answers.METHOD_NOT_ALLOWED if is_known else answers.UNAUTHORIZED).send(reply)
             return
         try:
@@ -98,7 +105,7 @@ class Door(ABC):
                 body = await read_body(headers, receive, place, limit=self._route.max_body)
                 started = time.monotonic()
                 deadline.move(self._acknowledge_s, self._claim_late)
-                answer = await self._receive(headers, body)
+                answer = await self._receive(scope, headers, body)
                 self._observe(time.monotonic() - started)
                 return answer
         except RequestRejected as rejection:

@@ -4,18 +4,27 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
-from gateway.errors import Replayed, SpoolUnavailable, StorageUnavailable
+from starlette.types import Scope
+
+from gateway.errors import (
+    BadSignature,
+    Replayed,
+    RequestRejected,
+    SpoolUnavailable,
+    StaleTimestamp,
+    StorageUnavailable,
+)
 from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed, Verdict
 from gateway.ledger.making import make_claim
 from gateway.ledger.refusals import Refusal
 from gateway.model import Envelope
-from gateway.providers import Headers
+from gateway.providers import Headers, Incoming
+from gateway.providers.provider import Greeting, Key, Verified
 from gateway.receive import answers
-from gateway.receive.answers import Answer
+from gateway.receive.answers import Answer, Taken
 from gateway.receive.door import Door, Reception
 from gateway.receive.refused import Refused
 from gateway.routes import Route
@@ -36,13 +45,16 @@ class Endpoint(Door):
         route: Route,
         reception: Reception,
         *,
-        secrets: Sequence[bytes],
+        keys: Sequence[Key],
+        public_url: str,
         spool: Spool | None,
         refused: Refused,
     ) -> None:
         super().__init__(route, reception)
         self._provider = route.provider
-        self._secrets = tuple(secrets)
+        self._keys = tuple(keys)
+        self._key_names = tuple(map(str, route.secrets))
+        self._public_url = public_url
         self._spool = spool
         self._refusals = refused if route.reconcile is not None else None
         self._ledger_s = max(self._acknowledge_s - SPOOL_S, self._acknowledge_s / 2)
@@ -53,33 +65,56 @@ class Endpoint(Door):
         self._claimer.suspect()
         return StorageUnavailable(f"not in the ledger within {self._ledger_s:g} s")
 
-    async def _receive(self, headers: Headers, body: bytes) -> Answer:
+    def _url(self, scope: Scope) -> str:
+        """As the sender was told it: whatever a proxy has made of host and scheme."""
+        query = scope["query_string"].decode("latin-1")
+        path = scope["raw_path"].decode("latin-1")
+        return f"{self._public_url}{path}?{query}" if query else f"{self._public_url}{path}"
+
+    def _greet(self, scope: Scope) -> Answer | None:
+        if self._provider.greet_by_get is None or scope["method"] not in {"GET", "HEAD"}:
+            return None
+        incoming = Incoming(self._headers(scope), b"", scope["method"], self._url(scope))
+        greeting = self._provider.greet_by_get(incoming, key=None)
+        return None if greeting is None else answers.greeted(greeting)
+
+    async def _receive(self, scope: Scope, headers: Headers, body: bytes) -> Answer:
         received_at = datetime.now(UTC)
+        url = self._url(scope) if self._provider.uses_url else ""
+        incoming = Incoming(headers, body, "POST", url)
         if len(body) > THREAD_BYTES:
-            envelope, digest = await asyncio.to_thread(self._read, headers, body, received_at)
+            read = await asyncio.to_thread(self._read, incoming, received_at)
         else:
-            envelope, digest = self._read(headers, body, received_at)
-        if not self._route.wants(envelope):
-            self._count("ignored")
-            self._log.info("event_ignored", event_id=envelope.id, type=envelope.type)
-            return answers.received("ignored", envelope.id)
-        make = partial(
-            make_claim,
-            self._route,
-            self._registry,
-            envelope,
-            headers=headers,
-            body=body,
-            digest=digest,
-            received_at=received_at,
-        )
-        claim = await asyncio.to_thread(make) if len(body) > THREAD_BYTES else make()
+            read = self._read(incoming, received_at)
+        if isinstance(read, Greeting):
+            self._count("greeted")
+            return answers.greeted(read)
         reached("claim.verified")
+        if len(read) == 1:
+            taken = [await self._take(read[0])]
+        else:
+            taken = await self._take_all(read)
+        reached("claim.answering")
+        return answers.received(taken, self._provider.acknowledgement)
+
+    async def _take_all(self, claims: Sequence[Claim | Envelope]) -> list[Taken]:
+        """Together, in their order. Where one is not durable, the sender comes back with all of
+        them, and those that were are duplicates."""
+        taken = await asyncio.gather(*map(self._take, claims), return_exceptions=True)
+        for one in taken:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in taken if isinstance(one, Taken)]
+
+    async def _take(self, claim: Claim | Envelope) -> Taken:
+        if isinstance(claim, Envelope):
+            self._count("ignored")
+            self._log.info("event_ignored", event_id=claim.id, type=claim.type)
+            return Taken("ignored", claim.id)
         claimed = await self._make_durable(claim)
         self._note(claim, claimed)
         self._count(claimed.verdict)
-        reached("claim.answering")
-        return answers.received(claimed.verdict, envelope.id)
+        return Taken(claimed.verdict, claim.envelope.id)
 
     async def _make_durable(self, claim: Claim) -> Claimed:
         """In the ledger; or on the disk, where the ledger does not answer and the route spools."""
@@ -100,12 +135,46 @@ class Endpoint(Door):
         self._spooled.inc()
         return Claimed(verdict=Verdict.ACCEPTED, is_spooled=True)
 
-    def _read(self, headers: Headers, body: bytes, now: datetime) -> tuple[Envelope, bytes]:
+    def _read(self, incoming: Incoming, now: datetime) -> Greeting | list[Claim | Envelope]:
         """Verifies first: nothing of a body is looked at before its sender is known."""
-        self._provider.verify(
-            headers, body, secrets=self._secrets, now=now, tolerance=self._route.tolerance
+        provider = self._provider
+        verified = provider.verify(
+            incoming, keys=self._keys, now=now, tolerance=self._route.tolerance
         )
-        return self._provider.read(headers, body), hashlib.sha256(body).digest()
+        if provider.greet is not None:
+            greeting = provider.greet(incoming, key=self._keys[verified.key])
+            if greeting is not None:
+                return greeting
+        if provider.split is None:
+            return [self._claim(incoming, verified, now)]
+        return [
+            self._claim(incoming._replace(body=body), verified, now)
+            for body in provider.split(incoming)
+        ]
+
+    def _claim(self, incoming: Incoming, verified: Verified, now: datetime) -> Claim | Envelope:
+        """The envelope alone, where the event is not wanted."""
+        envelope = self._provider.read(incoming)
+        if not self._route.wants(envelope):
+            return envelope
+        signed_at_s = verified.signed_at_s
+        return make_claim(
+            self._route,
+            self._registry,
+            envelope,
+            headers=incoming.headers,
+            body=incoming.body,
+            digest=hashlib.sha256(incoming.body).digest(),
+            received_at=now,
+            verified_by=self._key_names[verified.key],
+            clock_s=None if signed_at_s is None else now.timestamp() - signed_at_s,
+        )
+
+    def _refused(self, rejection: RequestRejected) -> Answer:
+        told = super()._refused(rejection)
+        if isinstance(rejection, BadSignature | StaleTimestamp):
+            return answers.refused(rejection, self._provider.refusal_status)
+        return told
 
     def _note(self, claim: Claim, claimed: Claimed) -> None:
         envelope = claim.envelope

@@ -41,7 +41,7 @@ class QueueDoor(Door):
                 headers[KEY_HEADER] = b"\n".join(keys).decode("latin-1")
         return headers
 
-    async def _receive(self, headers: Headers, body: bytes) -> Answer:
+    async def _receive(self, _: Scope, headers: Headers, body: bytes) -> Answer:
         if len(body) > THREAD_BYTES:
             claim = await asyncio.to_thread(self._read, headers, body)
         else:

@@ -14,6 +14,7 @@ from gateway.ledger.connection import Connection
 from gateway.ledger.gaps import Gap, ask_gap, close_gaps, explain_gap, give_up, next_gaps
 from gateway.ledger.making import make_claim
 from gateway.model import Rate
+from gateway.providers import Incoming
 from gateway.reconcile.api import Refused, Rest
 from gateway.reconcile.github import GONE, GithubDeliveries
 from gateway.reconcile.listing import Listed
@@ -119,7 +120,7 @@ class Claims:
     async def _claim(self, body: bytes) -> tuple[str, str | None]:
         """The event's id, and why it cannot be claimed, if so."""
         route = self.work.route
-        envelope = route.provider.read(HEADERS, body)
+        envelope = route.provider.read(Incoming(HEADERS, body))
         try:
             claim = make_claim(
                 route,

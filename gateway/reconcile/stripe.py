@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from gateway.errors import BadPayload, ProviderFailed
 from gateway.ledger.gaps import Missing
 from gateway.model import Envelope
+from gateway.providers import Incoming
 from gateway.providers.payload import is_text
 from gateway.providers.stripe import STRIPE
 from gateway.reconcile.api import Api, Refused
@@ -143,7 +144,7 @@ class StripeEvents:
             event = {**event, "account": account}  # as it stands in what the endpoint is sent
         try:
             body = orjson.dumps(event)
-            envelope = STRIPE.read(HEADERS, body)
+            envelope = STRIPE.read(Incoming(HEADERS, body))
         except BadPayload as error:
             return self._unreadable(event, account, error.reason)
         except orjson.JSONEncodeError as error:  # a number beyond 64 bits

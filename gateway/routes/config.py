@@ -12,7 +12,15 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Envelope, ReplayPolicy, Retention, RetryPolicy, Spooling
-from gateway.notation.problems import SHAPES, Location, Refusal, describe, one_of, refusals
+from gateway.notation.problems import (
+    SHAPES,
+    Location,
+    Refusal,
+    Unexpected,
+    describe,
+    one_of,
+    refusals,
+)
 from gateway.notation.yaml_source import Document, Lines, key_path, read_document
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.publish import PUBLISH
@@ -137,7 +145,9 @@ def check_secrets(
         key, read = ("tokens", resolve_token) if route.provider.is_queue else ("secrets", resolve)
         for index, ref in enumerate(route.secrets):
             with _noting(config, ("routes", route.name, key, index), problems):
-                found.append(Secret(read(ref, environ, development)))
+                secret = read(ref, environ, development)
+                route.provider.read_key(secret)
+                found.append(Secret(secret))
         secrets[route.name] = tuple(found)
     if problems:
         raise ConfigInvalid(problems)
@@ -184,7 +194,7 @@ def _noting(config: Config, at: Location, problems: list[Problem]) -> Iterator[N
     """One more problem, where a secret cannot be had."""
     try:
         yield
-    except SecretUnusable as error:
+    except (SecretUnusable, Unexpected) as error:
         problems.append(config.problem(*at, found=error.found, expected=error.expected))
 
 

@@ -11,7 +11,7 @@ import orjson
 
 from gateway.errors import BadPayload, CommandFailed
 from gateway.model import Envelope
-from gateway.providers import PROVIDERS
+from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.payload import describe
 from gateway.samples.sample import Sample, lay_out
 
@@ -150,9 +150,9 @@ def _envelope(provider: str, told: Envelope, body: bytes) -> Envelope:
         raise ValueError(f"provider: found {provider!r}; expected one of {', '.join(PROVIDERS)}")
     if scheme.is_queue:
         return told
-    headers = scheme.sign(body, secret=b"", id=told.id, type=told.type, now=_ANY_MOMENT)
+    signed = scheme.sign(body, secret=b"", id=told.id, type=told.type, now=_ANY_MOMENT)
     try:
-        return scheme.read(headers, body)
+        return scheme.read(Incoming(signed.headers, signed.body))
     except BadPayload as error:
         raise ValueError(f"not an event of {provider}: {error}") from error
 

@@ -61,6 +61,8 @@ def encode(claim: Claim) -> bytes:
             "replay": claim.replay,
             "handlers": claim.handlers,
             "order_keys": dict(claim.order_keys),
+            "verified_by": claim.verified_by,
+            "clock_s": claim.clock_s,
         }
     )
     lengths = LENGTHS.pack(len(facts), len(claim.body))
@@ -143,6 +145,8 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         handlers=tuple(facts["handlers"]),
         order_keys=facts.get("order_keys", {}),  # files of before there was an order have none
         spooled=True,
+        verified_by=facts.get("verified_by"),
+        clock_s=facts.get("clock_s"),
     )
 
 

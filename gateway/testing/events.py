@@ -11,6 +11,7 @@ import orjson
 
 from gateway.model import Envelope, Event
 from gateway.notation.problems import one_of
+from gateway.providers import Incoming
 from gateway.routes import Config, Route
 from gateway.samples import load_recorded, make_sample
 from gateway.samples.sample import lay_out
@@ -143,10 +144,10 @@ def _event(route: Route, draft: _Draft, event_id: str | None) -> Event:
     headers = {"content-type": "application/json"}
     envelope = Envelope(id=event_id or draft.id, type=draft.type)
     if not provider.is_queue:
-        headers = provider.sign(
+        headers, body, _ = provider.sign(
             body, secret=b"of a test", id=envelope.id, type=envelope.type, now=now
         )
-        envelope = provider.read(headers, body)
+        envelope = provider.read(Incoming(headers, body))
     return Event(
         id=envelope.id,
         type=envelope.type,

@@ -40,7 +40,8 @@ def error(answer: httpx.Response) -> tuple[int, object]:
 def signed(body: bytes, *, at: float = 0) -> dict[str, str]:
     """A Stripe header for any bytes, so many seconds from now."""
     now = datetime.now(UTC) + timedelta(seconds=at)
-    return PROVIDERS["stripe"].sign(body, secret=STRIPE_SECRET.encode(), id="", type="", now=now)
+    secret = STRIPE_SECRET.encode()
+    return PROVIDERS["stripe"].sign(body, secret=secret, id="", type="", now=now).headers
 
 
 async def test_verified_and_new_is_accepted(serving: Serving) -> None:
@@ -183,8 +184,12 @@ async def test_alive_ready_and_metrics(serving: Serving) -> None:
 async def test_github_json_and_form_are_accepted(serving: Serving, reader: Reader) -> None:
     document = json.dumps({"action": "opened", "n": uuid4().hex}).encode()
     body = b"payload=" + quote(document).encode()
-    headers = PROVIDERS["github"].sign(
-        body, secret=GITHUB_SECRET.encode(), id="form-1", type="issues", now=datetime.now(UTC)
+    headers = (
+        PROVIDERS["github"]
+        .sign(
+            body, secret=GITHUB_SECRET.encode(), id="form-1", type="issues", now=datetime.now(UTC)
+        )
+        .headers
     )
     headers["content-type"] = "application/x-www-form-urlencoded"
     answer = await serving.post(body, headers, path="/webhooks/github")

@@ -16,7 +16,7 @@ import pytest
 from gateway.ledger.claims import Claim, Claimer
 from gateway.ledger.deliveries import replay
 from gateway.ledger.migrate import migrate, read_schema
-from gateway.providers import PROVIDERS
+from gateway.providers import PROVIDERS, Incoming
 from gateway.registry import Registry, load_registry
 from gateway.routes import load_config
 from gateway.samples import make_sample
@@ -94,10 +94,10 @@ def _claim(registry: Registry, occurrence: Occurrence, received_at: datetime) ->
         document["action"] = occurrence.type.partition(".")[2]
     _object(document).update(occurrence.fields)
     body = orjson.dumps(document)
-    headers = provider.sign(
+    headers, body, _ = provider.sign(
         body, secret=b"any", id=sample.id, type=occurrence.type, now=occurrence.at
     )
-    envelope = provider.read(headers, body)
+    envelope = provider.read(Incoming(headers, body))
     return Claim(
         route=provider.name,
         provider=provider.name,

@@ -281,17 +281,15 @@ def stripe_request(
             "data": {"object": {"id": object_id or f"in_{event_id}", "extra": extra}},
         }
     )
-    headers = PROVIDERS["stripe"].sign(
-        body, secret=secret.encode(), id=event_id, type=type, now=now
-    )
-    return body, headers
+    sent = PROVIDERS["stripe"].sign(body, secret=secret.encode(), id=event_id, type=type, now=now)
+    return sent.body, sent.headers
 
 
 def github_request(
     guid: str, event: str = "push", *, body: bytes = b'{"ref":"refs/heads/main"}'
 ) -> tuple[bytes, dict[str, str]]:
     """A signed GitHub delivery."""
-    headers = PROVIDERS["github"].sign(
+    sent = PROVIDERS["github"].sign(
         body, secret=GITHUB_SECRET.encode(), id=guid, type=event, now=datetime.now(UTC)
     )
-    return body, headers
+    return sent.body, sent.headers

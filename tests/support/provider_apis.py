@@ -93,9 +93,10 @@ class FakeStripe:
         body = orjson.dumps({**event, "pending_webhooks": 1})
         now = datetime.now(UTC)
         secret = STRIPE_SECRET.encode()
-        return body, PROVIDERS["stripe"].sign(
+        sent = PROVIDERS["stripe"].sign(
             body, secret=secret, id=event["id"], type=event["type"], now=now
         )
+        return sent.body, sent.headers
 
 
 def _no_such_event() -> httpx.Response:
@@ -199,9 +200,10 @@ class FakeGithub:
         """The signed request of a delivery: the same bytes for the same guid."""
         body = orjson.dumps({"ref": "refs/heads/main", "after": sent.guid})
         secret = GITHUB_SECRET.encode()
-        return body, PROVIDERS["github"].sign(
+        signed = PROVIDERS["github"].sign(
             body, secret=secret, id=sent.guid, type=sent.event, now=datetime.now(UTC)
         )
+        return signed.body, signed.headers
 
 
 def deliveries(

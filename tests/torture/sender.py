@@ -162,12 +162,16 @@ class _Letter:
         self._sent_at = time.monotonic()
 
     def sign(self) -> dict[str, str]:
-        return PROVIDERS[self.provider].sign(
-            self.body,
-            secret=SECRETS[self.provider],
-            id=self.event.id,
-            type=self.event.kind,
-            now=datetime.now(UTC),
+        return (
+            PROVIDERS[self.provider]
+            .sign(
+                self.body,
+                secret=SECRETS[self.provider],
+                id=self.event.id,
+                type=self.event.kind,
+                now=datetime.now(UTC),
+            )
+            .headers
         )
 
     def acknowledged(self) -> Acknowledged:

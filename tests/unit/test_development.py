@@ -15,6 +15,7 @@ from gateway.development import (
     write_up,
 )
 from gateway.errors import ConfigInvalid
+from gateway.providers.provider import make_secret
 
 STRIPE = "env:STRIPE_WEBHOOK_SECRET"
 GITHUB = "env:GITHUB_WEBHOOK_SECRET"
@@ -87,33 +88,43 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 
 def test_a_secret_is_made_up_once_for_each_reference_that_leads_nowhere(tmp_path: Path) -> None:
     environ = {"GITHUB_WEBHOOK_SECRET": "real"}
-    made = development_secrets(tmp_path, [STRIPE, GITHUB], environ)
+    made = development_secrets(tmp_path, [STRIPE, GITHUB], environ, make=make_secret)
     assert made.keys() == {STRIPE}
     assert made[STRIPE].startswith("whsec_")
     assert len(made[STRIPE]) >= len("whsec_") + 32
-    assert development_secrets(tmp_path, [STRIPE], {}) == made
+    assert development_secrets(tmp_path, [STRIPE], {}, make=make_secret) == made
     assert mode(tmp_path / "secrets.json") == 0o600
 
 
 def test_two_references_get_two_secrets_and_two_projects_too(tmp_path: Path) -> None:
-    one = development_secrets(tmp_path / "one", [STRIPE, GITHUB, "file:/nowhere/at/all"], {})
-    two = development_secrets(tmp_path / "two", [STRIPE], {})
+    one = development_secrets(
+        tmp_path / "one", [STRIPE, GITHUB, "file:/nowhere/at/all"], {}, make=make_secret
+    )
+    two = development_secrets(tmp_path / "two", [STRIPE], {}, make=make_secret)
     assert len({*one.values(), *two.values()}) == 4
 
 
 def test_a_new_reference_leaves_the_kept_secrets_alone(tmp_path: Path) -> None:
-    before = development_secrets(tmp_path, [STRIPE], {})
-    after = development_secrets(tmp_path, [GITHUB], {})
+    before = development_secrets(tmp_path, [STRIPE], {}, make=make_secret)
+    after = development_secrets(tmp_path, [GITHUB], {}, make=make_secret)
     assert read_secrets(tmp_path / "secrets.json") == before | after
 
 
 def test_nothing_is_written_where_nothing_is_missing(tmp_path: Path) -> None:
-    assert development_secrets(tmp_path, [STRIPE], {"STRIPE_WEBHOOK_SECRET": "real"}) == {}
+    assert (
+        development_secrets(tmp_path, [STRIPE], {"STRIPE_WEBHOOK_SECRET": "real"}, make=make_secret)
+        == {}
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_secret_that_is_there_but_unusable_is_not_papered_over(tmp_path: Path) -> None:
-    assert development_secrets(tmp_path, [STRIPE], {"STRIPE_WEBHOOK_SECRET": "typo "}) == {}
+    assert (
+        development_secrets(
+            tmp_path, [STRIPE], {"STRIPE_WEBHOOK_SECRET": "typo "}, make=make_secret
+        )
+        == {}
+    )
 
 
 def test_no_file_holds_no_secrets(tmp_path: Path) -> None:
@@ -127,7 +138,7 @@ def test_a_broken_secrets_file_is_a_problem_that_does_not_quote_it(
 ) -> None:
     (tmp_path / "secrets.json").write_text(content)
     with pytest.raises(ConfigInvalid) as refused:
-        development_secrets(tmp_path, [STRIPE], {})
+        development_secrets(tmp_path, [STRIPE], {}, make=make_secret)
     (problem,) = refused.value.problems
     assert problem.file == str(tmp_path / "secrets.json")
     assert "delete the file" in problem.expected

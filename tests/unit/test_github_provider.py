@@ -10,6 +10,7 @@ import pytest
 
 from gateway.errors import BadPayload, BadSignature
 from gateway.model import FORM, Envelope, ReplayPolicy, payload_bytes
+from gateway.providers import Incoming
 from gateway.providers.github import GITHUB
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -21,7 +22,8 @@ DELIVERY = "72d3162e-cc78-11e3-81ab-4c9367dc0958"
 
 
 def verify(headers: dict[str, str], body: bytes = BODY) -> int:
-    return GITHUB.verify(headers, body, secrets=[SECRET], now=NOW, tolerance=None)
+    incoming = Incoming(headers, body)
+    return GITHUB.verify(incoming, keys=[SECRET], now=NOW, tolerance=None).key
 
 
 def read(
@@ -32,7 +34,7 @@ def read(
     if form:
         headers["content-type"] = f"{FORM}; charset=utf-8"
         body = b"payload=" + quote_plus(body).encode()
-    return GITHUB.read(headers, body)
+    return GITHUB.read(Incoming(headers, body))
 
 
 def test_the_published_vector_is_accepted() -> None:
@@ -40,7 +42,9 @@ def test_the_published_vector_is_accepted() -> None:
 
 
 def test_our_signer_makes_the_published_vector() -> None:
-    headers = GITHUB.sign(BODY, secret=SECRET, id=DELIVERY, type="pull_request.opened", now=NOW)
+    headers = GITHUB.sign(
+        BODY, secret=SECRET, id=DELIVERY, type="pull_request.opened", now=NOW
+    ).headers
     assert headers["x-hub-signature-256"] == f"sha256={DIGEST}"
     assert headers["x-github-event"] == "pull_request"
     assert headers["x-github-delivery"] == DELIVERY
@@ -91,9 +95,9 @@ def test_no_time_is_signed_so_that_none_is_checked() -> None:
     for now in (NOW, NOW + timedelta(days=3650), NOW - timedelta(days=3650)):
         headers = {"x-hub-signature-256": f"sha256={DIGEST}"}
         found = GITHUB.verify(
-            headers, BODY, secrets=[SECRET], now=now, tolerance=timedelta(seconds=1)
+            Incoming(headers, BODY), keys=[SECRET], now=now, tolerance=timedelta(seconds=1)
         )
-        assert found == 0
+        assert found == (0, None)
 
 
 OCTOKIT_SECRET = b"a-long-random-secret"
@@ -126,14 +130,15 @@ def test_octokit_signs_json_and_forms_as_we_do(content_type: str, body: bytes, d
         "x-github-event": "pull_request",
         "x-github-delivery": DELIVERY,
     }
-    GITHUB.verify(headers, body, secrets=[OCTOKIT_SECRET], now=NOW, tolerance=None)
-    envelope = GITHUB.read(headers, body)
+    incoming = Incoming(headers, body)
+    GITHUB.verify(incoming, keys=[OCTOKIT_SECRET], now=NOW, tolerance=None)
+    envelope = GITHUB.read(incoming)
     assert envelope == Envelope(id=DELIVERY, type="pull_request.opened", account="acme")
 
 
 def test_a_form_signed_over_its_payload_field_alone_is_refused() -> None:
     form = b"payload=" + quote_plus(OCTOKIT_JSON).encode()
-    headers = GITHUB.sign(OCTOKIT_JSON, secret=SECRET, id=DELIVERY, type="push", now=NOW)
+    headers = GITHUB.sign(OCTOKIT_JSON, secret=SECRET, id=DELIVERY, type="push", now=NOW).headers
     with pytest.raises(BadSignature):
         verify({**headers, "content-type": FORM}, form)
 
@@ -166,11 +171,11 @@ def test_a_form_signed_over_its_payload_field_alone_is_refused() -> None:
     ],
 )
 def test_a_form_without_one_json_object_is_a_bad_payload(body: bytes) -> None:
-    headers = GITHUB.sign(body, secret=SECRET, id=DELIVERY, type="push", now=NOW)
+    headers = GITHUB.sign(body, secret=SECRET, id=DELIVERY, type="push", now=NOW).headers
     headers["content-type"] = FORM
     assert verify(headers, body) == 0
     with pytest.raises(BadPayload) as caught:
-        GITHUB.read(headers, body)
+        GITHUB.read(Incoming(headers, body))
     assert len(caught.value.reason) < 200
 
 
@@ -181,7 +186,7 @@ def test_the_content_type_of_a_form_is_read_leniently(content_type: str) -> None
         "x-github-event": "push",
         "x-github-delivery": DELIVERY,
     }
-    assert GITHUB.read(headers, b"payload=%7B%7D&other=1").type == "push"
+    assert GITHUB.read(Incoming(headers, b"payload=%7B%7D&other=1")).type == "push"
 
 
 def test_a_form_may_hold_what_json_may() -> None:
@@ -239,7 +244,7 @@ def test_a_missing_delivery_header_is_a_bad_payload(missing: str) -> None:
     headers = {"x-github-delivery": DELIVERY, "x-github-event": "push"}
     del headers[missing]
     with pytest.raises(BadPayload, match=f"{missing}: found nothing"):
-        GITHUB.read(headers, b"{}")
+        GITHUB.read(Incoming(headers, b"{}"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadPayload, BadSignature, RequestRejected
 from gateway.model import Envelope
-from gateway.providers import PROVIDERS, Headers, Provider
+from gateway.providers import PROVIDERS, Headers, Incoming, Provider
 from gateway.samples import make_sample
 
 SAMPLES = Path(__file__).parents[1] / "samples"
@@ -45,12 +45,14 @@ def load(case: Path) -> Recorded:
 
 
 def receive(provider: Provider, headers: Headers, body: bytes, *, now: datetime = NOW) -> Envelope:
-    provider.verify(headers, body, secrets=[SECRET], now=now, tolerance=provider.tolerance)
-    return provider.read(headers, body)
+    incoming = Incoming(headers, body)
+    provider.verify(incoming, keys=[SECRET], now=now, tolerance=provider.tolerance)
+    return provider.read(incoming)
 
 
 def signed(provider: Provider, body: bytes) -> dict[str, str]:
-    return provider.sign(body, secret=SECRET, id="1f0c", type=TYPES[provider.name], now=NOW)
+    type = TYPES[provider.name]
+    return provider.sign(body, secret=SECRET, id="1f0c", type=type, now=NOW).headers
 
 
 def mutations(original: bytes) -> Iterator[bytes]:
@@ -84,7 +86,7 @@ def test_every_provider_is_listed_under_its_own_name() -> None:
 def test_a_queue_lets_nobody_in() -> None:
     queue = PROVIDERS["publish"]
     with pytest.raises(BadSignature):
-        queue.verify({}, b"{}", secrets=[b""], now=NOW, tolerance=None)
+        queue.verify(Incoming({}, b"{}"), keys=[b""], now=NOW, tolerance=None)
 
 
 @pytest.mark.parametrize(
@@ -101,23 +103,23 @@ def test_requests_signed_by_the_vendors_libraries_pass(
 ) -> None:
     recorded = load(SAMPLES / case)
     provider = PROVIDERS[case.partition("/")[0]]
-    index = provider.verify(
-        recorded.headers,
-        recorded.body,
-        secrets=[b"another", recorded.secret],
+    incoming = Incoming(recorded.headers, recorded.body)
+    verified = provider.verify(
+        incoming,
+        keys=[b"another", recorded.secret],
         now=recorded.signed_at,
         tolerance=provider.tolerance,
     )
-    envelope = provider.read(recorded.headers, recorded.body)
-    assert index == 1
+    envelope = provider.read(incoming)
+    assert verified.key == 1
     assert envelope.id == (event_id or json.loads(recorded.body)["id"])
     assert envelope.type == type
 
 
 def test_our_signer_and_verifier_agree(provider: Provider) -> None:
     sample = make_sample(provider.name, TYPES[provider.name], now=NOW)
-    headers = provider.sign(sample.body, secret=SECRET, id=sample.id, type=sample.type, now=NOW)
-    envelope = receive(provider, headers, sample.body)
+    sent = provider.sign(sample.body, secret=SECRET, id=sample.id, type=sample.type, now=NOW)
+    envelope = receive(provider, sent.headers, sent.body)
     assert (envelope.id, envelope.type) == (sample.id, sample.type)
 
 
@@ -145,7 +147,7 @@ def test_a_request_without_a_signature_is_refused(provider: Provider) -> None:
 
 
 def test_a_request_signed_with_another_secret_is_refused(provider: Provider) -> None:
-    headers = provider.sign(SHORT_BODY, secret=b"guess", id="1", type="x.y", now=NOW)
+    headers = provider.sign(SHORT_BODY, secret=b"guess", id="1", type="x.y", now=NOW).headers
     with pytest.raises(BadSignature):
         receive(provider, headers, SHORT_BODY)
 
@@ -153,17 +155,19 @@ def test_a_request_signed_with_another_secret_is_refused(provider: Provider) -> 
 @pytest.mark.parametrize("secrets", [[], [b""], [b"", b" \n"]])
 def test_without_a_secret_everything_is_refused(provider: Provider, secrets: list[bytes]) -> None:
     for secret in secrets or [b""]:
-        headers = provider.sign(SHORT_BODY, secret=secret, id="1", type="x.y", now=NOW)
+        headers = provider.sign(SHORT_BODY, secret=secret, id="1", type="x.y", now=NOW).headers
+        incoming = Incoming(headers, SHORT_BODY)
         with pytest.raises(BadSignature):
-            provider.verify(headers, SHORT_BODY, secrets=secrets, now=NOW, tolerance=None)
+            provider.verify(incoming, keys=secrets, now=NOW, tolerance=None)
 
 
 def test_any_of_several_secrets_may_match_and_its_index_is_told(provider: Provider) -> None:
     for index, secret in enumerate([b"new", b"old", b"older"]):
-        headers = provider.sign(SHORT_BODY, secret=secret, id="1", type="x.y", now=NOW)
+        headers = provider.sign(SHORT_BODY, secret=secret, id="1", type="x.y", now=NOW).headers
+        incoming = Incoming(headers, SHORT_BODY)
         secrets = [b"new", b"old", b"older"]
-        found = provider.verify(headers, SHORT_BODY, secrets=secrets, now=NOW, tolerance=None)
-        assert found == index
+        found = provider.verify(incoming, keys=secrets, now=NOW, tolerance=None)
+        assert found.key == index
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_what_is_read_from_any_signed_body_can_be_stored(
     kind = "application/x-www-form-urlencoded" if form else "application/json"
     headers = {"content-type": kind, "x-github-delivery": delivery, "x-github-event": event}
     try:
-        envelope = PROVIDERS[name].read(headers, b"payload=" + body if form else body)
+        envelope = PROVIDERS[name].read(Incoming(headers, b"payload=" + body if form else body))
     except BadPayload:
         return
     for text in (envelope.id, envelope.type, envelope.account or "-"):

@@ -12,7 +12,7 @@ import pytest
 import stripe
 
 from gateway.model import Envelope
-from gateway.providers import PROVIDERS
+from gateway.providers import PROVIDERS, Incoming
 from gateway.samples import Sample, make_sample, sample_types
 from gateway.samples.template import Blanks, bind, load_template
 from tests.support.stripe_shapes import shape_problems
@@ -36,9 +36,10 @@ OTHERS = [
 
 def receive(provider: str, sample: Sample) -> Envelope:
     scheme = PROVIDERS[provider]
-    headers = scheme.sign(sample.body, secret=b"s3", id=sample.id, type=sample.type, now=NOW)
-    scheme.verify(headers, sample.body, secrets=[b"s3"], now=NOW, tolerance=scheme.tolerance)
-    return scheme.read(headers, sample.body)
+    sent = scheme.sign(sample.body, secret=b"s3", id=sample.id, type=sample.type, now=NOW)
+    incoming = Incoming(sent.headers, sent.body)
+    scheme.verify(incoming, keys=[b"s3"], now=NOW, tolerance=scheme.tolerance)
+    return scheme.read(incoming)
 
 
 def data_object(type: str) -> dict[str, Any]:

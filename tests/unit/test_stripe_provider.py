@@ -11,6 +11,7 @@ import stripe
 
 from gateway.errors import BadPayload, BadSignature, StaleTimestamp
 from gateway.model import Envelope
+from gateway.providers import Incoming
 from gateway.providers.stripe import STRIPE
 from gateway.samples import make_sample, sample_types
 
@@ -34,13 +35,14 @@ def verify(
     now: float = SIGNED_AT,
     tolerance: timedelta | None = STRIPE.tolerance,
 ) -> int:
-    return STRIPE.verify(
-        {"stripe-signature": header},
-        body,
-        secrets=[secret.encode() for secret in secrets],
+    verified = STRIPE.verify(
+        Incoming({"stripe-signature": header}, body),
+        keys=[secret.encode() for secret in secrets],
         now=at(now),
         tolerance=tolerance,
     )
+    assert verified.signed_at_s == SIGNED_AT
+    return verified.key
 
 
 def sign_text(signed_at: str, body: bytes = BODY) -> str:
@@ -51,7 +53,7 @@ def sign_text(signed_at: str, body: bytes = BODY) -> str:
 
 
 def read(event: object) -> Envelope:
-    return STRIPE.read({}, json.dumps(event).encode())
+    return STRIPE.read(Incoming({}, json.dumps(event).encode()))
 
 
 def snapshot(**changes: object) -> dict[str, object]:
@@ -114,13 +116,14 @@ def test_headers_of_stripe_python_are_accepted(type: str) -> None:
 def test_stripe_python_accepts_our_headers(type: str) -> None:
     now = datetime.now(UTC)
     body = make_sample("stripe", type, now=now).body
-    headers = STRIPE.sign(body, secret=SECRET.encode(), id="evt_1", type=type, now=now)
-    header = headers["stripe-signature"]
+    signed = STRIPE.sign(body, secret=SECRET.encode(), id="evt_1", type=type, now=now)
+    header = signed.headers["stripe-signature"]
     assert stripe.WebhookSignature.verify_header(body, header, SECRET, tolerance=60)
 
 
 def test_our_signer_makes_the_header_of_stripe_node() -> None:
-    headers = STRIPE.sign(BODY, secret=b"whsec_test", id="evt_1", type="x.y", now=at(SIGNED_AT))
+    signed = STRIPE.sign(BODY, secret=b"whsec_test", id="evt_1", type="x.y", now=at(SIGNED_AT))
+    headers = signed.headers
     assert headers["stripe-signature"] == HEADER
     assert headers["content-type"].startswith("application/json")
 
@@ -322,7 +325,7 @@ def test_a_nul_or_a_lone_surrogate_is_a_bad_payload(key: str, escape: bytes) -> 
     header = sign_text(str(SIGNED_AT), body)
     assert verify(header, body) == 0
     with pytest.raises(BadPayload):
-        STRIPE.read({}, body)
+        STRIPE.read(Incoming({}, body))
 
 
 @pytest.mark.parametrize("value", ["", 7, False, [], {}, "a" * 256, "acct\x00"])

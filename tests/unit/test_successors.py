@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import stripe
 
-from gateway.providers import PROVIDERS
+from gateway.providers import PROVIDERS, Incoming
 from gateway.samples import Sample, make_sample, make_successor, sample_types
 from gateway.samples.changes import STRIPE_STATUSES
 from gateway.samples.sample import find_template
@@ -44,8 +44,8 @@ def test_every_sample_has_a_successor_that_passes_its_provider(provider: str, ty
     first = make_sample(provider, type, now=NOW)
     second = make_successor(provider, first, now=NOW)
     scheme = PROVIDERS[provider]
-    headers = scheme.sign(second.body, secret=b"s", id=second.id, type=second.type, now=NOW)
-    envelope = scheme.read(headers, second.body)
+    sent = scheme.sign(second.body, secret=b"s", id=second.id, type=second.type, now=NOW)
+    envelope = scheme.read(Incoming(sent.headers, sent.body))
     assert (envelope.id, envelope.type) == (second.id, type)
     assert first.id != second.id
     if type == "ping":

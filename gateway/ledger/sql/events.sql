@@ -38,7 +38,7 @@ with recursive routes as (
 )
 select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
        encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of, e.spooled,
-       e.reconciled
+       e.reconciled, e.verified_by, e.clock_s
 from routes r
 cross join lateral (
     select * from gateway.processed_events where route = r.route and event_id = $2 limit 1

@@ -13,6 +13,7 @@ from gateway.errors import BadPayload
 from gateway.ledger.claims import Claim
 from gateway.ledger.making import CREDENTIALS
 from gateway.model import Envelope, Event
+from gateway.providers import Incoming
 from gateway.registry import Subscription
 from gateway.routes import Route
 from gateway.samples import Recorded, Sample, make_sample, make_successor, sample_types
@@ -173,15 +174,15 @@ def make_occasion(
     route: Route, sample: Sample, headers: Mapping[str, str], now: datetime, label: str
 ) -> Occasion:
     """The event as it would come in on the route."""
-    sign = route.provider.sign(
+    sent = route.provider.sign(
         sample.body, secret=b"rehearsal", id=sample.id, type=sample.type, now=now
     )
-    signed = {name.lower(): value for name, value in sign.items()} | dict(headers)
+    signed = {name.lower(): value for name, value in sent.headers.items()} | dict(headers)
     return Occasion(
         route=route,
-        envelope=route.provider.read(signed, sample.body),
+        envelope=route.provider.read(Incoming(signed, sent.body)),
         headers={name: value for name, value in signed.items() if name not in CREDENTIALS},
-        body=sample.body,
+        body=sent.body,
         label=label,
     )
 
