@@ -147,7 +147,7 @@ class Event:
     headers: Mapping[str, str]
     """Names in lower case; credentials are not kept."""
     body: bytes
-    """The bytes that were signed, untouched."""
+    """The bytes that were signed, untouched, but for what the route redacts before storage."""
     _payload: Any = field(default=_UNREAD, init=False, repr=False, compare=False)
 
     @property

@@ -457,6 +457,36 @@ SAFEGUARDS: Final = (
         "false",
         "tests/integration/test_erase.py::test_what_was_done_once_per_key_stays_done",
     ),
+    Safeguard(
+        "a redacted field is not stored",
+        "gateway/ledger/making.py",
+        "body if route.redaction is None else route.redaction.store(headers, body)",
+        "body",
+        "tests/integration/test_redact.py::"
+        "test_at_store_neither_the_ledger_nor_the_spool_gets_the_field",
+    ),
+    Safeguard(
+        "a redacted field is not shown",
+        "gateway/api/operations/events.py",
+        "_readable(office.shown(event))",
+        '_readable(event | {"redacted": None})',
+        "tests/integration/test_redact.py::test_the_api_shows_an_event_without_the_field",
+    ),
+    Safeguard(
+        "a body whose fields cannot be found is not shown at all",
+        "gateway/redaction/redaction.py",
+        "return Redacted(WHOLE, (), is_whole=True)",
+        "return Redacted(body, ())",
+        "tests/unit/test_redact.py::test_a_body_without_fields_is_not_shown_at_all",
+    ),
+    Safeguard(
+        "an error does not quote a redacted field",
+        "gateway/run/policy.py",
+        '" ".join(hide(_text(error)).split())',
+        '" ".join(_text(error).split())',
+        "tests/integration/test_redact.py::"
+        "test_no_error_and_no_line_of_a_run_quotes_a_redacted_field",
+    ),
 )
 
 

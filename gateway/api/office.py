@@ -10,8 +10,11 @@ from typing import Any
 import asyncpg
 import structlog
 
+from gateway.errors import ConfigInvalid
 from gateway.ledger.connection import Connection, Executor, Pooled
+from gateway.operate.shown import UNREADABLE, find_redaction, redact_event
 from gateway.project import Project, load_project
+from gateway.routes import load_config
 from gateway.settings import Settings
 
 log = structlog.get_logger("gateway.api")
@@ -69,3 +72,11 @@ class Office:
     def project(self) -> Project:
         """Routes and handlers, read when they are needed. Raises ConfigInvalid."""
         return self.loaded or load_project(self.settings)
+
+    def shown(self, event: dict[str, Any]) -> dict[str, Any]:
+        """An event as people may see it."""
+        try:
+            config = self.loaded.config if self.loaded else load_config(self.settings.config)
+        except ConfigInvalid:
+            return redact_event(event, UNREADABLE)
+        return redact_event(event, find_redaction(config, event["route"]))

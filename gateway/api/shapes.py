@@ -120,6 +120,7 @@ class EventDetail(TypedDict):
     headers: dict[str, str] | None
     body: str | None
     body_base64: str | None
+    redacted: str | None
     replay_of: str | None
     spooled: bool
     reconciled: bool

@@ -18,6 +18,7 @@ from gateway.cli.output import cell, console, print_json, printable
 from gateway.errors import CommandFailed
 from gateway.model import payload_bytes
 from gateway.operate.record import record, save
+from gateway.redaction.redaction import WHOLE
 
 
 def register(app: typer.Typer) -> None:
@@ -91,6 +92,8 @@ def _print_body(event: dict[str, Any]) -> None:
 
 
 def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) -> None:
+    if event["body"] == WHOLE and event["redacted"] is not None:
+        raise CommandFailed(f"the payload is not shown: {event['redacted']}")
     recorded, count = record(event, redacting=redacting)
     save(recorded, file, force=force)
     hidden = f", {count} values redacted" if redacting else ""
@@ -149,13 +152,16 @@ def _payload_line(event: dict[str, Any]) -> str:
         return _erased_line(event["erased"])
     if event["body"] is None:
         return "pruned by retention"
+    if event["redacted"] is not None and event["body"] == WHOLE:
+        return f"not shown: {event['redacted']}"
     size = len(event["body"])
     try:
         document = orjson.loads(payload_bytes(event["headers"] or {}, event["body"]))
     except ValueError:
         return f"{size} bytes"
     keys = ", ".join(map(str, document)) if isinstance(document, dict) else ""
-    return f"{size} bytes of JSON: {printable(keys)[:160]} (print it with --body)"
+    hidden = f", without {printable(event['redacted'])}" if event["redacted"] else ""
+    return f"{size} bytes of JSON: {printable(keys)[:160]}{hidden} (print it with --body)"
 
 
 def _erased_line(erased: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ def make_claim(
     verified_by: str | None = None,
     clock_s: float | None = None,
 ) -> Claim:
-    """What the ledger is asked to keep."""
+    """What the ledger is asked to keep: known by the bytes that came, whatever is kept of them."""
     handlers = registry.for_event(route.name, envelope.type)
     return Claim(
         route=route.name,
@@ -35,7 +35,7 @@ def make_claim(
         received_at=received_at,
         digest=digest,
         headers={n: v for n, v in headers.items() if n not in CREDENTIALS},
-        body=body,
+        body=body if route.redaction is None else route.redaction.store(headers, body),
         replay=route.provider.replay_policy(envelope.type, route.replay),
         handlers=handlers,
         order_keys=registry.order_keys(route.name, handlers, headers, body),

@@ -7,6 +7,8 @@ from urllib.parse import quote, unquote
 
 from gateway.errors import CommandFailed
 from gateway.operate.fakes import EMAIL, Fakes
+from gateway.redaction.hiding import in_any_form
+from gateway.redaction.paths import fits
 
 PII: Final = "pii"
 
@@ -77,7 +79,7 @@ def _select(node: Any, segments: Sequence[str], at: Path = ()) -> Iterator[Path]
         yield from _below(node, at)
         return
     for key, value in _children(node):
-        if segments[0] in ("*", str(key)):
+        if fits(segments[0], key):
             yield from _select(value, segments[1:], (*at, key))
 
 
@@ -155,7 +157,7 @@ class _Rewrite:
         self._places, self._fakes, self._texts = places, fakes, fakes.texts
         self._spread = sorted(filter(_is_telling, self._texts), key=len, reverse=True)
         # One group for each, which tells what was found in whichever form.
-        words = "|".join(f"({_in_any_form(text)})" for text in self._spread) or "(?!)"
+        words = "|".join(f"({in_any_form(text)})" for text in self._spread) or "(?!)"
         start = "(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2}))"
         self._pattern = re.compile(rf"{start}(?:{words})(?![A-Za-z0-9])")
         short = "|".join(re.escape(text) for text in logins if not _is_telling(text)) or "(?!)"
@@ -197,19 +199,6 @@ class _Rewrite:
 
     def _segments(self, text: str) -> str:
         return self._segment.sub(lambda match: self._texts[match[0]], text)
-
-
-def _in_any_form(text: str) -> str:
-    """A pattern for a text as it is, and percent-encoded in whole or in part."""
-    return "".join(map(_character_in_any_form, text))
-
-
-def _character_in_any_form(character: str) -> str:
-    if character.isascii() and character.isalnum():
-        return character
-    encoded = "".join(f"%{byte:02x}" for byte in character.encode(errors="surrogatepass"))
-    space = r"|\+" if character == " " else ""
-    return f"(?:{re.escape(character)}|(?i:{encoded}){space})"
 
 
 def _is_telling(text: str) -> bool:

@@ -27,11 +27,15 @@ from gateway.receive import answers
 from gateway.receive.answers import Answer, Taken
 from gateway.receive.door import Door, Reception
 from gateway.receive.refused import Refused
+from gateway.redaction import RedactAt
 from gateway.routes import Route
 from gateway.spool.spool import Spool
 
 THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and read in a thread, so that they do not hold up the others."""
+
+CUT_THREAD_BYTES: Final = 64 * 1024
+"""The same where fields are taken out of them, which takes many times as long."""
 
 SPOOL_S: Final = 1.0
 """How much of `ack_within` is left for the disk where the ledger does not answer; half at most."""
@@ -52,6 +56,8 @@ class Endpoint(Door):
     ) -> None:
         super().__init__(route, reception)
         self._provider = route.provider
+        is_cut = route.redaction is not None and route.redaction.at is RedactAt.STORE
+        self._thread_bytes = CUT_THREAD_BYTES if is_cut else THREAD_BYTES
         self._keys = tuple(keys)
         self._key_names = tuple(map(str, route.secrets))
         self._public_url = public_url
@@ -82,7 +88,7 @@ class Endpoint(Door):
         received_at = datetime.now(UTC)
         url = self._url(scope) if self._provider.uses_url else ""
         incoming = Incoming(headers, body, "POST", url)
-        if len(body) > THREAD_BYTES:
+        if len(body) > self._thread_bytes:
             read = await asyncio.to_thread(self._read, incoming, received_at)
         else:
             read = self._read(incoming, received_at)

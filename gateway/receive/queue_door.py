@@ -54,6 +54,7 @@ class QueueDoor(Door):
     def _read(self, headers: Headers, body: bytes) -> Claim:
         job = read_job(self._route.name, headers, body)
         now = datetime.now(UTC)
+        redaction = self._route.redaction
         handlers = self._registry.for_event(self._route.name, job.type)
         return Claim(
             route=self._route.name,
@@ -62,7 +63,7 @@ class QueueDoor(Door):
             received_at=now,
             digest=job.digest,
             headers={},
-            body=job.body,
+            body=job.body if redaction is None else redaction.store({}, job.body),
             replay=None,
             handlers=handlers,
             order_keys=self._registry.order_keys(self._route.name, handlers, {}, job.body),

@@ -165,6 +165,7 @@ def _subscribe(
             expected="one name each: @handler(..., name=...)",
         )
     taken[item.name] = item.place
+    _check_keys(route, item)
     return Subscription(
         route=route.name,
         handler=item.name,
@@ -178,6 +179,19 @@ def _subscribe(
         concurrency=item.spec.concurrency,
         rate=item.spec.rate,
     )
+
+
+def _check_keys(route: Route, item: Decorated) -> None:
+    """A key is stored and shown; and where its field is redacted, all events have the same."""
+    redacted = () if route.redaction is None else route.redaction.paths
+    for option, key in (("once_per", item.spec.once_per), ("order_by", item.spec.order_by)):
+        for path in redacted if key is not None else ():
+            if key is not None and path.meets(key.steps):
+                raise Unexpected(
+                    found=f'{item.name} ({item.place}) with {option}="{key}", where the route'
+                    f" redacts {path}",
+                    expected="a key that is not redacted",
+                )
 
 
 def _forward(route: Route, forward: Forward, taken: Mapping[str, str]) -> Subscription:

@@ -22,6 +22,8 @@ from gateway.notation.quantities import (
 )
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.publish import PUBLISH
+from gateway.redaction import FieldPath, RedactAt
+from gateway.redaction import paths as field_paths
 from gateway.secrets import REFERENCE_PATTERN, SecretRef
 
 DAY: Final = timedelta(days=1)
@@ -196,6 +198,44 @@ Replay = Annotated[ReplayPolicy, AfterValidator(_check_replay)]
 KeyRetention = Annotated[Duration, AfterValidator(_check_key_retention)]
 PayloadRetention = Annotated[Duration, AfterValidator(_check_payload_retention)]
 DeadRetention = Annotated[Duration, lasting(DAY, LONGEST)]
+MOST_REDACTED: Final = 100
+PII: Final = "pii"
+
+
+def _field_path(value: object) -> FieldPath:
+    if not isinstance(value, str):
+        raise Unexpected(found=describe(value), expected=field_paths.EXPECTED)
+    if value == PII:
+        expected = "the paths of fields: pii is a word of `gateway show --save --redact`"
+        raise Unexpected(found=describe(value), expected=expected)
+    try:
+        return FieldPath.parse(value)
+    except ValueError as error:
+        raise Unexpected(found=describe(value), expected=str(error)) from None
+
+
+RedactedField = Annotated[
+    FieldPath,
+    PlainValidator(_field_path),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": f"^(?:{field_paths.PATTERN})$",
+            "maxLength": field_paths.LONGEST,
+            "examples": ["data.object.billing_details"],
+        }
+    ),
+]
+
+
+def _check_redact_at(at: RedactAt, info: ValidationInfo) -> RedactAt:
+    if "redact" in info.data and info.data["redact"] is None:
+        raise Unexpected(found=describe(at.value), expected="redact beside it: which fields")
+    return at
+
+
+RedactedAt = Annotated[RedactAt, AfterValidator(_check_redact_at)]
+RedactedFields = Annotated[list[RedactedField], Field(min_length=1, max_length=MOST_REDACTED)]
 ApiKey = Annotated[Reference, AfterValidator(_check_api_key)]
 
 

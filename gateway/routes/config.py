@@ -24,6 +24,7 @@ from gateway.notation.problems import (
 from gateway.notation.yaml_source import Document, Lines, key_path, read_document
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.publish import PUBLISH
+from gateway.redaction import Redaction
 from gateway.routes.alerts import AlertDestinations, Alerts, find_destinations, make_alerts
 from gateway.routes.checks import default_key_retention
 from gateway.routes.file import (
@@ -79,6 +80,8 @@ class Route:
     forwards: tuple[Forward, ...] = ()
     reconcile: Reconcile | None = None
     """How its provider is asked what it sent; None where nothing is said."""
+    redaction: Redaction | None = None
+    """What people do not see of its payloads."""
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -113,6 +116,10 @@ class Config:
     def retention(self) -> dict[str, Retention]:
         """How long each route keeps what."""
         return {route.name: route.retention for route in self.routes}
+
+    def redaction(self, route: str) -> Redaction | None:
+        """What people do not see of a route's payloads."""
+        return next((known.redaction for known in self.routes if known.name == route), None)
 
     def problem(self, *location: str | int, found: str, expected: str) -> Problem:
         """A problem with the value of a key, for what can be checked only later."""
@@ -296,6 +303,7 @@ def _route(
         line=lines.of(("routes", name)) or 0,
         forwards=tuple(forwards),
         reconcile=read_reconcile(section.reconcile, provider.name),
+        redaction=Redaction(tuple(section.redact), section.redact_at) if section.redact else None,
     )
 
 

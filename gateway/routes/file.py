@@ -13,6 +13,7 @@ from gateway.notation.problems import Location
 from gateway.notation.quantities import Duration, format_duration, format_rate
 from gateway.providers import PROVIDERS
 from gateway.providers.publish import PUBLISH
+from gateway.redaction import RedactAt
 from gateway.routes.alerts import AlertsSection, AlertWebhookSection
 from gateway.routes.checks import (
     NAME_PATTERN,
@@ -28,6 +29,8 @@ from gateway.routes.checks import (
     PayloadRetention,
     ProviderName,
     QueueName,
+    RedactedAt,
+    RedactedFields,
     Reference,
     Replay,
     RetryCap,
@@ -114,6 +117,16 @@ class HandlingSection(Section):
     )
     retention: RetentionSection = Field(
         default_factory=RetentionSection, description="How long the route keeps what it has."
+    )
+    redact: RedactedFields | None = Field(
+        default=None,
+        description="Fields of the payload that people do not see (`*` is any one step):"
+        " data.object.billing_details, items.*.phone.",
+    )
+    redact_at: RedactedAt = Field(
+        default=RedactAt.SHOW,
+        description="Whether they are taken out of what is shown, or of what is stored too: then"
+        " handlers do not get them either.",
     )
 
 

@@ -21,6 +21,7 @@ from gateway.model import Lease
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.effects import Effects, Unknown
+from gateway.run.hiding import handler_log
 from gateway.run.publish import Outbox
 from gateway.run.resources import Resources
 from gateway.run.upsert import (
@@ -190,14 +191,14 @@ class Context:
         """A shared httpx client."""
         self.attempt: int = lease.attempt
         """1 on the first run, and again on the first run after a replay."""
-        self.log: structlog.stdlib.BoundLogger = structlog.get_logger("handler").bind(
+        self.log: structlog.stdlib.BoundLogger = handler_log(bench.config, lease.event).bind(
             route=lease.event.route,
             event_id=lease.event.id,
             delivery_id=lease.delivery_id,
             handler=lease.handler,
             attempt=lease.attempt,
         )
-        """A logger whose lines carry route, event id and delivery id."""
+        """A logger whose lines carry route, event id and delivery id, and no redacted value."""
         self._outbox = Outbox(bench.config, bench.registry, self.idempotency_key)
 
     async def upsert(

@@ -17,9 +17,11 @@ from gateway.ledger.deliveries import DONE, Settlement, settle
 from gateway.ledger.tallies import REQUESTS
 from gateway.ledger.turns import advance
 from gateway.model import Lease, Outcome, Status
+from gateway.redaction.hiding import Hide
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.context import Context, outbox_of
+from gateway.run.hiding import hiding
 from gateway.run.once_per import AtIt, DoneBefore, OncePer
 from gateway.run.policy import HandlerTimeout, decide, summary
 
@@ -27,6 +29,7 @@ STOP_S: Final = 5.0
 """How long a cancelled handler may take to end before its connection is cut."""
 
 RESETTLE_S: Final = 0.5
+AWAY: Final = "Postgres went away"
 AFTER_LOSS: Final = timedelta(seconds=1)
 
 log = structlog.get_logger("gateway.run")
@@ -158,7 +161,7 @@ class Execution:
             error = await self._complete()
             if error is None:
                 return DONE
-        settlement = self._judge(error)
+        settlement = self._judge(error, await hiding(self._bench.config, self.lease.event))
         await self._context.db.close()
         return await self._settle_apart(settlement)
 
@@ -179,7 +182,7 @@ class Execution:
             return error
         return None
 
-    def _judge(self, error: BaseException) -> Settlement:
+    def _judge(self, error: BaseException, hide: Hide) -> Settlement:
         if isinstance(error, DoneBefore):
             return Settlement(status=Status.DONE, outcome=Outcome.SKIPPED, error=str(error))
         if isinstance(error, AtIt):
@@ -188,9 +191,9 @@ class Execution:
             if self._stopped_because is not None:
                 return _again(Outcome.RELEASED, self._stopped_because, timedelta())
             if self._context.db.lost or isinstance(error, StorageUnavailable):
-                return _again(Outcome.LOST, f"Postgres went away: {summary(error)}", AFTER_LOSS)
+                return _again(Outcome.LOST, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
             if _is_contention(error):
-                return _again(Outcome.LOST, summary(error), AFTER_LOSS)
+                return _again(Outcome.LOST, summary(error, hide), AFTER_LOSS)
         if self.subscription.forward is not None:
             error = error.with_traceback(None)  # it leads through our own code, to nowhere of use
         return decide(
@@ -198,6 +201,7 @@ class Execution:
             attempt=self.lease.attempt,
             policy=self.subscription.retry,
             now=datetime.now(UTC),
+            hide=hide,
         )
 
     async def _settle_apart(self, settlement: Settlement) -> Settlement:

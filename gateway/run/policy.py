@@ -12,6 +12,7 @@ import httpx
 from gateway.errors import Defer, Reject, Retry
 from gateway.ledger.deliveries import Settlement
 from gateway.model import Backoff, Outcome, RetryPolicy, Status
+from gateway.redaction.hiding import Hide, as_it_is
 
 BUSY: Final = frozenset({429, 503, 529})
 LINE_CHARS: Final = 500
@@ -19,23 +20,31 @@ FRAMES: Final = 12
 LONGEST_WAIT: Final = timedelta(days=365)
 
 
-def decide(error: BaseException, *, attempt: int, policy: RetryPolicy, now: datetime) -> Settlement:
-    """The handler's own decision where it made one, else a retry by policy."""
+def decide(
+    error: BaseException,
+    *,
+    attempt: int,
+    policy: RetryPolicy,
+    now: datetime,
+    hide: Hide = as_it_is,
+) -> Settlement:
+    """The handler's own decision where it made one, else a retry by policy.
+
+    `hide` takes what nobody is to see out of the error's text.
+    """
     wait = _asked_to_wait(error, policy, now)
     if wait is not None:
         return Settlement(
-            status=Status.PENDING, outcome=Outcome.DEFERRED, error=summary(error), delay=wait
+            status=Status.PENDING, outcome=Outcome.DEFERRED, error=summary(error, hide), delay=wait
         )
-    if isinstance(error, Reject):
-        return _dead(error)
-    if attempt >= policy.attempts:
-        return _dead(error)
+    if isinstance(error, Reject) or attempt >= policy.attempts:
+        return _dead(error, hide)
     after = error.after if isinstance(error, Retry) else None
     return Settlement(
         status=Status.PENDING,
         outcome=Outcome.RETRY,
-        error=summary(error),
-        detail=detail(error),
+        error=summary(error, hide),
+        detail=detail(error, hide),
         delay=backoff(policy, attempt) if after is None else _bounded(after),
     )
 
@@ -47,17 +56,17 @@ def backoff(policy: RetryPolicy, attempt: int) -> timedelta:
     return timedelta(seconds=random.uniform(full_s / 2, full_s))  # noqa: S311 (jitter)
 
 
-def summary(error: BaseException) -> str:
+def summary(error: BaseException, hide: Hide = as_it_is) -> str:
     """The error in one line."""
-    text = " ".join(_text(error).split())[:LINE_CHARS]
+    text = " ".join(hide(_text(error)).split())[:LINE_CHARS]  # half a value is not recognised
     name = _name(error)
     return f"{name}: {text}" if text else name
 
 
-def detail(error: BaseException) -> str:
+def detail(error: BaseException, hide: Hide = as_it_is) -> str:
     """The error with the frames that led to it."""
     lines = traceback.format_tb(error.__traceback__, limit=-FRAMES)
-    return "\n".join([summary(error), *(line.rstrip() for line in lines)])
+    return "\n".join([summary(error, hide), *(line.rstrip() for line in lines)])
 
 
 def _text(error: BaseException) -> str:
@@ -77,9 +86,12 @@ class HandlerTimeout(Exception):
     """The handler ran longer than its timeout."""
 
 
-def _dead(error: BaseException) -> Settlement:
+def _dead(error: BaseException, hide: Hide) -> Settlement:
     return Settlement(
-        status=Status.DEAD, outcome=Outcome.DEAD, error=summary(error), detail=detail(error)
+        status=Status.DEAD,
+        outcome=Outcome.DEAD,
+        error=summary(error, hide),
+        detail=detail(error, hide),
     )
 
 

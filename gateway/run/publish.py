@@ -21,14 +21,15 @@ class Job:
     key: str
     type: str
     body: bytes
+    digest: bytes
     handlers: tuple[str, ...]
     order_keys: dict[str, str]
 
     def arguments(self, now: datetime) -> tuple[Any, ...]:
         """As the statement `publish` takes them."""
         keys = [self.order_keys.get(handler) for handler in self.handlers]
-        digest = job_digest(self.type, EXACT.decode(self.body.decode()))
-        return self.queue, self.key, self.type, now, digest, self.body, list(self.handlers), keys
+        event = self.queue, self.key, self.type, now, self.digest, self.body
+        return *event, list(self.handlers), keys
 
     @property
     def turns(self) -> list[Turn]:
@@ -63,7 +64,8 @@ class Outbox:
             queue=queue,
             key=_checked("key", key),
             type=job_type,
-            body=body,
+            body=body if route.redaction is None else route.redaction.store({}, body),
+            digest=job_digest(job_type, EXACT.decode(body.decode())),
             handlers=handlers,
             order_keys=self._registry.order_keys(queue, handlers, {}, body),
         )

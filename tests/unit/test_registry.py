@@ -4,6 +4,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Backoff, Event, RetryPolicy
+from gateway.redaction import FieldPath, Redaction
 from gateway.registry import Registry, Subscription, handler, load_registry
 from gateway.registry import modules as handler_modules
 from gateway.registry.decorator import spec_of
@@ -587,3 +589,24 @@ def test_all_problems_of_all_modules_are_reported_at_once(project: Project) -> N
         (2, "routes.other.handlers[0]"),
         (10, "routes.other.handlers[1]"),
     ]
+
+
+@pytest.mark.parametrize("option", ["order_by", "once_per"])
+@pytest.mark.parametrize("key", ["data.object.email", "data.object", "data.object.email.host"])
+def test_a_key_that_nobody_is_to_see_is_refused(option: str, key: str, project: Project) -> None:
+    project.module("one", f'@handler("*", {option}="{key}")\nasync def one(e, c): ...')
+    config = project.config(stripe="one")
+    redaction = Redaction((FieldPath.parse("data.*.email"),))
+    redacted = replace(config.routes[0], redaction=redaction)
+    with pytest.raises(ConfigInvalid) as refused:
+        load_registry(replace(config, routes=(redacted,)))
+    (problem,) = refused.value.problems
+    assert f'{option}="{key}", where the route redacts data.*.email' in problem.found
+    load_registry(config)
+
+
+def test_a_key_beside_a_redacted_field_is_taken(project: Project) -> None:
+    project.module("one", '@handler("*", order_by="data.object.id")\nasync def one(e, c): ...')
+    config = project.config(stripe="one")
+    redaction = Redaction((FieldPath.parse("data.object.email"),))
+    load_registry(replace(config, routes=(replace(config.routes[0], redaction=redaction),)))

@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Backoff, Envelope, ReplayPolicy, Retention, RetryPolicy
 from gateway.providers import PROVIDERS
+from gateway.redaction import FieldPath, RedactAt, Redaction
 from gateway.routes import (
     Config,
     Route,
@@ -30,10 +31,11 @@ SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
     "ack_within, api_key, forward, handlers, livemode, max_body, path, provider, receive_within,"
-    " reconcile,"
+    " reconcile, redact, redact_at,"
     " replay, retention, secrets, spool, tolerance, types"
 )
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
+FIELD = "the path of a field in the payload, such as data.object.email or items.*.phone"
 REFERENCE = "a reference: env:NAME (in capitals) or file:/path"
 
 
@@ -207,8 +209,8 @@ def test_a_queue_has_no_key_of_the_way_in(tmp_path: Path, line: str) -> None:
     (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
     assert problem[:3] == (4, f"routes.tasks.{key}", "an unknown key")
     known = (
-        "ack_within, api_key, forward, handlers, max_body, provider, receive_within, retention,"
-        " tokens"
+        "ack_within, api_key, forward, handlers, max_body, provider, receive_within, redact,"
+        " redact_at, retention, tokens"
     )
     assert known in problem[3]
 
@@ -357,6 +359,17 @@ def test_the_shipped_file_loads() -> None:
             "an unknown key",
             "one of dead, key, payload (did you mean key?)",
         ),
+        ("redact: [a..b]", "redact[0]", "'a..b'", FIELD),
+        ("redact: ['a b']", "redact[0]", "'a b'", FIELD),
+        ("redact: [7]", "redact[0]", "7", FIELD),
+        ("redact: []", "redact", "an empty list", "at least 1 of them"),
+        (
+            "redact: [pii]",
+            "redact[0]",
+            "'pii'",
+            "the paths of fields: pii is a word of `gateway show --save --redact`",
+        ),
+        ("redact_at: store", "redact_at", "'store'", "redact beside it: which fields"),
         ("path:", "path", "nothing", "a value, or the key left out"),
         ("path: ~", "path", "nothing", "a value, or the key left out"),
         ("types: [a, null]", "types[1]", "nothing", "a value, or the key left out"),
@@ -923,3 +936,14 @@ def test_the_json_schema_says_defaults_as_the_file_would() -> None:
     assert sections["DefaultsSection"]["properties"]["timeout"]["default"] == "1m"
     assert sections["RetrySection"]["properties"]["cap"]["default"] == "6h"
     assert "default" not in sections["RouteSection"]["properties"]["tolerance"]
+
+
+def test_the_fields_that_nobody_is_to_see_are_read(tmp_path: Path) -> None:
+    text = route_with("redact: [data.object.email, 'items.*.phone']")
+    (route,) = load(tmp_path, text).routes
+    assert route.redaction is not None
+    assert [str(path) for path in route.redaction.paths] == ["data.object.email", "items.*.phone"]
+    assert route.redaction.at is RedactAt.SHOW
+    (route,) = load(tmp_path, route_with("redact: [a]\n    redact_at: store")).routes
+    assert route.redaction == Redaction((FieldPath(("a",)),), RedactAt.STORE)
+    assert load(tmp_path, route_with("max_body: 1MiB")).routes[0].redaction is None

@@ -49,7 +49,7 @@ async def _show(office: Office, params: ShowParams) -> list[EventDetail]:
     found = await find(office.ledger, params.id, params.route)
     if not found:
         raise NotFound(f"there is no event or delivery {params.id!r}" + _on(params.route))
-    return [_readable(event) for event in found]
+    return [_readable(office.shown(event)) for event in found]
 
 
 def _on(route: str | None) -> str:
