@@ -4,7 +4,8 @@ GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
 │   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed
-│   └── BadPayload · BadJob · TooLarge · BodyTimeout
+│   ├── BadPayload · BadJob · TooLarge · BodyTimeout
+│   └── UnsupportedEncoding · UnsupportedCoding
 ├── StorageUnavailable   ours to fix; the sender is told to come back
 │   └── SpoolUnavailable
 ├── ProviderFailed       a provider's API refuses us, or does not answer; one line says why
@@ -112,6 +113,20 @@ class TooLarge(RequestRejected):
 
     status = 413
     code = "TOO_LARGE"
+
+
+class UnsupportedEncoding(RequestRejected):
+    """A body that was compressed, while the signature is over the bytes before or after."""
+
+    status = 415
+    code = "UNSUPPORTED_ENCODING"
+
+
+class UnsupportedCoding(RequestRejected):
+    """A body that was encoded for the transfer in another way than by chunks."""
+
+    status = 501
+    code = "UNSUPPORTED_ENCODING"
 
 
 class BodyTimeout(RequestRejected):

@@ -12,6 +12,8 @@ from structlog.typing import EventDict
 
 QUIET: Final = ("arq", "httpx", "httpcore", "uvicorn", "asyncio")
 """Libraries whose ordinary lines say nothing that ours do not."""
+MUTE: Final = ("uvicorn.error",)
+"""Whose warnings strangers cause, as many as they like: the protocol tells of them in measure."""
 
 
 def configure_logs(format: Literal["auto", "console", "json"], level: str) -> None:
@@ -69,3 +71,5 @@ def _configure_stdlib(processors: list[Any], threshold: int) -> None:
     root.setLevel(threshold)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
+    for name in MUTE:
+        logging.getLogger(name).setLevel(max(threshold, logging.ERROR))

@@ -39,8 +39,9 @@ def _parse_header(headers: Headers) -> tuple[bytes, list[bytes]]:
     header = headers.get(_SIGNATURE)
     if header is None:
         raise BadSignature(f"no {_SIGNATURE} header")
-    if len(header) > _MAX_HEADER_CHARS or not header.isascii():
-        raise BadSignature(f"{_SIGNATURE}: too long, or not ASCII")
+    # Stripe puts no space anywhere: there is one where the header came twice.
+    if len(header) > _MAX_HEADER_CHARS or not header.isascii() or " " in header:
+        raise BadSignature(f"{_SIGNATURE}: too long, twice, or not ASCII")
     times: list[bytes] = []
     signatures: list[bytes] = []
     for item in header.encode("ascii").split(b","):

@@ -11,6 +11,8 @@ from gateway.providers.provider import Acknowledgement, Greeting
 from gateway.receive.protocol import Reply
 
 RETRY_AFTER_S: Final = 10
+UNREAD: Final = frozenset({408, 413, 415, 501})
+"""Refusals that do not wait for the end of the body."""
 LONGEST_DETAIL: Final = 300
 
 
@@ -59,7 +61,7 @@ def greeted(greeting: Greeting) -> Answer:
 
 def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
     """The sender is wrong. Says the code and nothing that would help a forger."""
-    close = rejection.status in {408, 413}
+    close = rejection.status in UNREAD
     return _error(status or rejection.status, rejection.code, close=close)
 
 
@@ -89,6 +91,7 @@ _RETRY_AFTER: Final = b"retry-after: %d\r\n" % RETRY_AFTER_S
 UNAVAILABLE: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER)
 OVERLOADED: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER, close=True)
 NOT_FOUND: Final = _error(404, "NOT_FOUND")
+HIDDEN: Final = _error(404, "NOT_FOUND", close=True)
 METHOD_NOT_ALLOWED: Final = _error(405, "METHOD_NOT_ALLOWED", b"allow: POST\r\n", close=True)
 READ_ONLY: Final = _error(405, "METHOD_NOT_ALLOWED", b"allow: GET, HEAD\r\n", close=True)
 UNAUTHORIZED: Final = _error(401, "UNAUTHORIZED", b"www-authenticate: Bearer\r\n", close=True)

@@ -86,21 +86,31 @@ class App:
         may_read_metrics: Callable[[Request], bool],
         lifespan: Lifespan[Starlette],
     ) -> None:
-        self._doors = dict(doors)
+        # By the path as it was sent: a front that allows or denies one sees it so, too.
+        self._doors = {path.encode(): door for path, door in doors.items()}
         self._queues = queues
         self._rest = _rest(readiness, metrics, routes, may_read_metrics, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            reply = take_reply(scope)
-            door = self._doors.get(scope["path"])
+            reply, path = take_reply(scope), scope["raw_path"]
+            door = self._doors.get(path)
             if door is not None:
                 await door(scope, receive, reply)
+                return
+            if _is_disguised(path):
+                answers.HIDDEN.send(reply)
                 return
             if self._queues.has(scope["path"]):
                 await self._queues(scope, receive, reply)
                 return
         await self._rest(scope, receive, send)
+
+
+def _is_disguised(path: bytes) -> bool:
+    """Whether its first part is encoded, as nobody does who is not hiding it from a front; further
+    on there are ids, which may be encoded."""
+    return b"%" in path and b"%" in path[1:].partition(b"/")[0]
 
 
 def _rest(

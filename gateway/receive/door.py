@@ -5,13 +5,21 @@ No framework: every microsecond is here.
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 from starlette.types import Receive, Scope
 
-from gateway.errors import BodyTimeout, RequestRejected, StorageUnavailable, Unauthorized
+from gateway.errors import (
+    BodyTimeout,
+    RequestRejected,
+    StorageUnavailable,
+    Unauthorized,
+    UnsupportedCoding,
+    UnsupportedEncoding,
+)
 from gateway.ledger.claims import Claimer
 from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
 from gateway.providers import Headers
@@ -75,7 +83,9 @@ class Door(ABC):
         return True
 
     def _headers(self, scope: Scope) -> dict[str, str]:
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        pairs = scope["headers"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+        return headers if len(headers) == len(pairs) else _joined(pairs)
 
     async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         if scope["method"] != "POST":
@@ -102,6 +112,9 @@ class Door(ABC):
                 if not self._knows(headers):
                     await drain(receive)
                     raise Unauthorized("no bearer token, or a wrong one")
+                if (encoding := _encoding(headers)) is not None:
+                    await drain(receive)
+                    raise encoding
                 body = await read_body(headers, receive, place, limit=self._route.max_body)
                 started = time.monotonic()
                 deadline.move(self._acknowledge_s, self._claim_late)
@@ -139,3 +152,24 @@ class Door(ABC):
         """A warning, unless strangers have already caused enough of them this second."""
         if self._complaints.allow():
             self._log.warning(event, left_out_before=self._complaints.take_left_out(), **fields)
+
+
+def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """A field that comes twice is a list, and never the first or the last of them alone: a front
+    may have looked at the other one. No signature, time or token is such a list.
+    https://www.rfc-editor.org/rfc/rfc9110.html#section-5.3"""
+    values: dict[str, list[str]] = {}
+    for name, value in pairs:
+        values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return {name: ", ".join(several) for name, several in values.items()}
+
+
+def _encoding(headers: Headers) -> RequestRejected | None:
+    """What is wrong with how the body is encoded: signatures are over the bytes as they were."""
+    content = headers.get("content-encoding", "").strip()
+    if content and content.lower() != "identity":
+        return UnsupportedEncoding(f"content-encoding: found {content[:60]!a}; expected none")
+    transfer = headers.get("transfer-encoding", "chunked")
+    if transfer.lower() != "chunked":
+        return UnsupportedCoding(f"transfer-encoding: found {transfer[:60]!a}; expected chunked")
+    return None

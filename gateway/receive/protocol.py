@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -14,7 +15,10 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from gateway.receive.admission import Crowd
+from gateway.receive.throttle import Throttle
 
+COMPLAINTS_PER_SECOND: Final = 5
+VERSIONS: Final = frozenset({"1.1", "1.0"})
 HEAD_BYTES: Final = 64 * 1024
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_FIELDS: Final = 200
@@ -30,12 +34,18 @@ TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
+NOT_HTTP: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+    b'content-length: 23\r\nconnection: close\r\n\r\n{"error":"BAD_REQUEST"}'
+)
 
 UNAVAILABLE: Final = 503
 BUSY: Final = (
     b"content-type: application/json\r\nretry-after: 10\r\n",
     b'{"error":"UNAVAILABLE"}',
 )
+
+log = structlog.get_logger("gateway.receive")
 
 EXTENSION: Final = "gateway.reply"
 Reply = Callable[[int, bytes, bytes, bool], None]
@@ -57,6 +67,8 @@ def _reply(
     if cycle.disconnected:
         return
     cycle.response_started = cycle.response_complete = True
+    if cycle.transport.is_closing():
+        return
     # Under overload, a sender that has to connect anew costs more than its next request.
     closing = not cycle.keep_alive or (close and (cycle.more_body or status != UNAVAILABLE))
     defaults = b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers])
@@ -98,6 +110,12 @@ class State(ServerState):
             send_away=BoundedHttpProtocol.refuse_body,
         )
         self.stopping = False
+        self._complaints = Throttle(COMPLAINTS_PER_SECOND)
+
+    def complain(self, event: str) -> None:
+        """A warning, unless strangers have already caused enough of them this second."""
+        if self._complaints.allow():
+            log.warning(event, left_out_before=self._complaints.take_left_out())
 
     def stop(self) -> None:
         """From now on every answer is the last one on its connection."""
@@ -111,6 +129,10 @@ class TooManyFields(Exception):
     """A head with more fields than anybody sends."""
 
 
+class NotOurs(Exception):
+    """A version of HTTP that is not spoken here, a target that is none, an upgrade with a body."""
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Costs next to nothing for a request that arrives in one piece."""
 
@@ -122,10 +144,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_too_many_fields = False
         self._in_head = True
         self._in_message = False
+        self._is_over = False
         self._is_arriving = False
         self._body_bytes = self._framing_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        """What is being answered; `cycle` is what came last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -137,16 +162,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._state.arriving.leave(self)
         self._stop_timer()
         self.resume_writing()
+        self._give_up()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _give_up(self) -> None:
+        """What is being answered has nobody to hear it: on a closed connection a write raises."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def hang_up(self) -> None:
         """There are too many connections, and this one has been still for longest."""
+        self._give_up()
         self.transport.abort()
 
     def refuse_body(self) -> None:
         """There are too many bodies on their way, and this one for longest."""
         if self.pipeline or self.cycle.response_started:
-            self.transport.abort()
+            self.hang_up()
         else:
             _reply(self.cycle, UNAVAILABLE, *BUSY, True)
 
@@ -165,10 +202,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        # What some fronts take for a part of the path, and others do not. And the parser takes what
+        # follows an upgrade for another protocol, even where it is a body.
+        if (
+            b"#" in self.url
+            or self.parser.get_http_version() not in VERSIONS
+            or (self.parser.should_upgrade() and self.parser.get_method() == b"POST")
+        ):
+            raise NotOurs
+        super().on_headers_complete()
         self._in_head = False
         self._stop_timer()
         self._state.open.move(self)
-        super().on_headers_complete()
         if self._state.stopping:
             self.cycle.keep_alive = False
         self.scope["extensions"] = {EXTENSION: partial(_reply, self.cycle)}  # type: ignore[dict-item]
@@ -185,12 +230,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
         in_body, body_bytes = self._in_message and not self._in_head, self._body_bytes
         if not in_body and self._is_too_much_head(data):
             self._refuse_head()
             return
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._is_over or self.transport.is_closing():
             return
         if self._in_message and not self._in_head:
             self._is_arriving = True
@@ -204,6 +251,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Chunk sizes, their extensions and trailers, of which a sender could send no end."""
         self._framing_bytes += size
         if self._framing_bytes > FRAMING_BYTES + FRAMING_PER_BYTE * self._body_bytes:
+            self._give_up()
             self.transport.close()
 
     def _is_too_much_head(self, data: bytes) -> bool:
@@ -222,16 +270,35 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._head_timer is None:
             self._start_timer()
 
-    def _refuse_head(self) -> None:
+    def _refuse_head(self, answer: bytes = TOO_LARGE) -> None:
+        """Whoever came before on this connection gets its answer, and nothing else."""
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(TOO_LARGE)
-        self.transport.close()
+            self.transport.write(answer)
+        self._end()
 
     def send_400_response(self, msg: str) -> None:
-        if self._has_too_many_fields:
-            self._refuse_head()
+        """Where the parser gives up: nobody knows any more where the next request begins."""
+        self._state.complain("not_http")
+        if self._in_message and not self._in_head:
+            if not self.pipeline and not self.cycle.response_started:
+                self.transport.write(NOT_HTTP)
+            self._give_up()
+            self.transport.close()
         else:
-            super().send_400_response(msg)
+            self._refuse_head(TOO_LARGE if self._has_too_many_fields else NOT_HTTP)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as any other; what follows it may be in another language."""
+        self._end()
+
+    def _end(self) -> None:
+        """Takes nothing more, and closes behind the last answer."""
+        self._is_over = True
+        self._stop_timer()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
 
     def timeout_keep_alive_handler(self) -> None:
         self.transport.abort()  # a close would wait for ever for what nobody reads
@@ -239,7 +306,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._unread_timer is None:
-            self._unread_timer = self.loop.call_later(UNREAD_S, self.transport.abort)
+            self._unread_timer = self.loop.call_later(UNREAD_S, self.hang_up)
 
     def resume_writing(self) -> None:
         super().resume_writing()

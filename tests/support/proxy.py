@@ -1,4 +1,4 @@
-"""A real HAProxy in front of `serve` processes."""
+"""A real HAProxy or nginx in front of `serve` processes."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ frontend webhooks
 
 backend gateway
     balance roundrobin
+    http-reuse always
     option httpchk GET /readyz
     default-server check inter 250ms fall 2 rise 1
     {servers}
@@ -34,12 +35,59 @@ backend gateway
 """The time limits are Debian's. No retries: what `serve` fails to answer is a failed request."""
 
 
+NGINX: Final = """
+daemon off;
+pid nginx.pid;
+error_log stderr;
+events {{ worker_connections 200; }}
+http {{
+    access_log off;
+    client_body_temp_path nginx-body;
+    proxy_temp_path nginx-proxy;
+    fastcgi_temp_path nginx-fastcgi;
+    uwsgi_temp_path nginx-uwsgi;
+    scgi_temp_path nginx-scgi;
+    upstream gateway {{
+        {servers}
+        keepalive 1;
+    }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://gateway;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_request_buffering off;
+        }}
+    }}
+}}
+"""
+"""One process, one kept connection: what one client leaves on it, the next one meets."""
+
+
+@contextmanager
+def nginx(project: Project, ports: Sequence[int]) -> Iterator[tuple[Running, str]]:
+    """The proxy and its URL."""
+    program = _program(project, "nginx", "nginx-light")
+    port = free_port()
+    servers = "\n        ".join(f"server 127.0.0.1:{p};" for p in ports)
+    project.write("nginx.conf", NGINX.format(port=port, servers=servers))
+    prefix = str(project.directory)
+    with project.started([program, "-p", prefix, "-c", "nginx.conf", "-e", "stderr"]) as running:
+        yield running, f"http://127.0.0.1:{port}"
+
+
+def _program(project: Project, name: str, package: str) -> str:
+    program = shutil.which(name, path=f"{project.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        pytest.skip(f"needs {name} (Debian: apt install {package})")
+    return program
+
+
 @contextmanager
 def haproxy(project: Project, ports: Sequence[int]) -> Iterator[tuple[Running, str]]:
     """The proxy and its URL."""
-    program = shutil.which("haproxy", path=f"{project.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        pytest.skip("needs HAProxy (Debian: apt install haproxy)")
+    program = _program(project, "haproxy", "haproxy")
     port = free_port()
     servers = "\n    ".join(f"server serve{n} 127.0.0.1:{p}" for n, p in enumerate(ports))
     project.write("haproxy.cfg", CONFIG.format(port=port, servers=servers))
