@@ -439,12 +439,11 @@ async function signedByVendors() {
     made_by: `${at("modern-treasury")} webhooks.getSignature`,
     secret: "wk_test",
     headers: {
-      ...json, "x-topic": "payment_order", "x-event": "completed",
-      "x-webhook-id": "5b0e8f0a-9a53-4d2e-8e0c-1a2b3c4d5e6f",
+      ...json,
       "x-signature": treasury.webhooks.getSignature(body),
     },
     body,
-    events: [{ id: "5b0e8f0a-9a53-4d2e-8e0c-1a2b3c4d5e6f", type: "payment_order.completed" }],
+    events: [{ id: null, type: "payment_order.completed" }],
   });
 
   const { WorkOS } = require("@workos-inc/node");
@@ -460,42 +459,6 @@ async function signedByVendors() {
     events: [{ id: "event_01J1", type: "user.created" }],
   });
 
-  const cloudinary = require("cloudinary").v2;
-  body = compact({ notification_type: "upload", timestamp: AT_ISO, request_id: "dc8b8b8e8e", public_id: "sample" });
-  write("cloudinary", "event", {
-    made_by: `${at("cloudinary")} utils.webhook_signature`,
-    secret: "cloudinary-secret",
-    headers: {
-      ...json, "x-cld-timestamp": String(AT),
-      "x-cld-signature": cloudinary.utils.webhook_signature(body, AT, { api_secret: "cloudinary-secret" }),
-    },
-    body,
-    events: [{ id: "dc8b8b8e8e", type: "upload" }],
-  });
-
-  const { generateWebhookSignature, verifyWebhookSignature } = require("@hygraph/utils");
-  body = compact({ operation: "publish", data: { __typename: "Article", id: "ckdu44mn40gxh010405uwgbtw" } });
-  const gcms = generateWebhookSignature({ rawPayload: body, secret: "hygraph-secret" });
-  await accepted(body, (text) => verifyWebhookSignature({ rawPayload: text, signature: gcms, secret: "hygraph-secret" }));
-  write("hygraph", "event", {
-    made_by: `${at("@hygraph/utils")} generateWebhookSignature`,
-    secret: "hygraph-secret", headers: { ...json, "gcms-signature": gcms }, body,
-    events: [{ id: null, type: "publish" }],
-  });
-
-  const braintree = require("braintree");
-  const gateway = new braintree.BraintreeGateway({
-    environment: braintree.Environment.Sandbox, merchantId: "m", publicKey: "integration_public_key",
-    privateKey: "integration_private_key",
-  });
-  const sample = gateway.webhookTesting.sampleNotification("subscription_went_past_due", "my_id");
-  write("braintree", "event", {
-    made_by: `${at("braintree")} webhookTesting.sampleNotification`,
-    secret: "integration_private_key",
-    headers: { "content-type": "application/x-www-form-urlencoded" },
-    body: new URLSearchParams(sample).toString(),
-    events: [{ id: null, type: "subscription_went_past_due" }],
-  });
 }
 
 async function twilio() {
@@ -688,10 +651,10 @@ async function checkedByVendors() {
   });
 
   const EasyPost = require("@easypost/api");
-  secret = "sécret";
+  secret = "easypost-secret";
   body = compact({ id: "evt_1", object: "Event", description: "tracker.updated", status: "pending", result: { id: "trk_1" } });
   const easypost = new (EasyPost.default ?? EasyPost)("none");
-  headers = { ...json, "x-hmac-signature": `hmac-sha256-hex=${hmac(Buffer.from(secret.normalize("NFKD")), body, "hex")}` };
+  headers = { ...json, "x-hmac-signature": `hmac-sha256-hex=${hmac(secret, body, "hex")}` };
   await accepted(body, (text) => easypost.Utils.validateWebhook(Buffer.from(text), headers, secret));
   write("easypost", "event", {
     made_by: by(`${at("@easypost/api")} Utils.validateWebhook`), secret, headers, body,
@@ -757,13 +720,13 @@ async function checkedByVendors() {
   const cashfree = new Cashfree(CFEnvironment.SANDBOX, "id", secret);
   body = compact({ data: { order: { order_id: "order_1" } }, event_time: "2026-11-01T17:30:00+05:30", type: "PAYMENT_SUCCESS_WEBHOOK" });
   headers = {
-    ...json, "x-webhook-timestamp": String(AT_MS), "x-idempotency-key": "m1Xc5Yc0RPqGRMWoSIOgEyDvH1xX",
+    ...json, "x-webhook-timestamp": String(AT_MS),
     "x-webhook-signature": hmac(secret, AT_MS + body, "base64"),
   };
   await accepted(body, (text) => cashfree.PGVerifyWebhookSignature(headers["x-webhook-signature"], text, headers["x-webhook-timestamp"]));
   write("cashfree", "event", {
     made_by: by(`${at("cashfree-pg")} PGVerifyWebhookSignature`), secret, headers, body,
-    events: [{ id: "m1Xc5Yc0RPqGRMWoSIOgEyDvH1xX", type: "PAYMENT_SUCCESS_WEBHOOK" }],
+    events: [{ id: null, type: "PAYMENT_SUCCESS_WEBHOOK" }],
   });
 
   const { WebflowClient } = require("webflow-api");
@@ -836,20 +799,6 @@ async function checkedByVendors() {
     url: "https://gateway.example.com/webhooks/mercado-pago?data.id=999999999&type=payment",
     headers: { ...json, "x-request-id": requestId, "x-signature": header },
     events: [{ id: "12345", type: "payment.created" }],
-  });
-
-  const { EventCallbackHelper, EventCallbackRequest } = require("@dropbox/sign");
-  secret = "dropbox-sign-api-key";
-  const event = { event_time: String(AT), event_type: "signature_request_signed" };
-  event.event_hash = hmac(secret, event.event_time + event.event_type, "hex");
-  const callback = EventCallbackRequest.init({ event });
-  if (!EventCallbackHelper.isValid(secret, callback)) throw new Error("dropbox-sign refused");
-  const boundary = "----gatewayboundary";
-  body = `--${boundary}\r\nContent-Disposition: form-data; name="json"\r\n\r\n${compact({ event })}\r\n--${boundary}--\r\n`;
-  write("dropbox-sign", "event", {
-    made_by: by(`${at("@dropbox/sign")} EventCallbackHelper.isValid`), secret, body,
-    headers: { "content-type": `multipart/form-data; boundary=${boundary}` },
-    events: [{ id: event.event_hash, type: "signature_request_signed" }],
   });
 
   await zoom(by);

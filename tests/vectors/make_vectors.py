@@ -104,10 +104,10 @@ def slack() -> None:
         "published",
         made_by=f"{made_by}; equals the signature in Slack's documentation",
         secret=secret,
-        at="2018-07-12T18:10:18Z",
+        at="2018-07-12T18:36:58Z",
         headers=FORM | headers,
         body=published,
-        events=one("398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c", "/webhook-collect"),
+        events=one(None, "/webhook-collect"),
     )
     body = compact(
         {
@@ -141,7 +141,7 @@ def slack() -> None:
         headers=JSON | signed(body),
         body=body,
         events=[],
-        answer={"status": 200, "body": challenge},
+        answer={"status": 200, "body": compact({"challenge": challenge})},
     )
 
 
