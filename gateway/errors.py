@@ -3,8 +3,8 @@
 GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
-│   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed
-│   ├── BadPayload · BadJob · TooLarge · BodyTimeout
+│   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed · NotFromHere
+│   ├── BadPayload · BadJob · TooLarge · BodyTimeout · TooMany
 │   └── UnsupportedEncoding · UnsupportedCoding
 ├── StorageUnavailable   ours to fix; the sender is told to come back
 │   └── SpoolUnavailable
@@ -60,6 +60,8 @@ class RequestRejected(GatewayError):
 
     status: ClassVar[int]
     code: ClassVar[str]
+    is_verified: ClassVar[bool] = False
+    """Whether only a sender that we know can have caused it; else it counts against its address."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -92,6 +94,7 @@ class Replayed(RequestRejected):
 
     status = 403
     code = "REPLAYED"
+    is_verified = True
 
 
 class BadPayload(RequestRejected):
@@ -99,6 +102,7 @@ class BadPayload(RequestRejected):
 
     status = 400
     code = "BAD_PAYLOAD"
+    is_verified = True
 
 
 class BadJob(RequestRejected):
@@ -106,6 +110,7 @@ class BadJob(RequestRejected):
 
     status = 400
     code = "BAD_REQUEST"
+    is_verified = True
 
 
 class TooLarge(RequestRejected):
@@ -134,6 +139,25 @@ class BodyTimeout(RequestRejected):
 
     status = 408
     code = "TIMEOUT"
+
+
+class NotFromHere(RequestRejected):
+    """From an address that the route does not list."""
+
+    status = 403
+    code = "ADDRESS_REFUSED"
+
+
+class TooMany(RequestRejected):
+    """Verified, but more than the route's `limit`."""
+
+    status = 429
+    code = "RATE_LIMITED"
+    is_verified = True
+
+    def __init__(self, reason: str, *, wait_s: float) -> None:
+        self.wait_s = wait_s
+        super().__init__(reason)
 
 
 class StorageUnavailable(GatewayError):

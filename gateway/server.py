@@ -15,6 +15,7 @@ from starlette.types import Lifespan
 
 from gateway.alerts.teller import telling
 from gateway.api.front import FrontOffice, metrics_guard
+from gateway.api.guard import TokenGuard
 from gateway.errors import ConfigInvalid, StorageUnavailable
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import (
@@ -29,11 +30,14 @@ from gateway.ledger.migrate import check_version
 from gateway.ledger.tallies import Tallies, keeping
 from gateway.project import Project, database_url, missing_public_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
+from gateway.receive.address import Addresses
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.door import Door, Reception
 from gateway.receive.endpoint import Endpoint
+from gateway.receive.gate import Gate
+from gateway.receive.limits import Strangers
 from gateway.receive.listening import Server, descriptors_for, listen
 from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import BoundedHttpProtocol, State
@@ -65,6 +69,9 @@ def build_app(project: Project, state: State) -> App:
     spool = _spool(project, claimer)
     if spool is not None:
         metrics.watch(spool)
+    addresses = Addresses(settings.trusted_proxies)
+    strangers = Strangers(addresses, settings.refused_rate)
+    metrics.count_refused(strangers)
     reception = Reception(
         registry=project.registry,
         claimer=claimer,
@@ -72,15 +79,20 @@ def build_app(project: Project, state: State) -> App:
         deadlines=Deadlines(),
         metrics=metrics,
         tallies=tallies,
+        addresses=addresses,
+        strangers=strangers,
     )
     refused = Refused(url)
     queues = Queues(
         url,
         {route.name: project.secrets[route.name] for route in project.config.open_queues},
+        gates={r.name: Gate(r, addresses, strangers) for r in project.config.open_queues},
+        strangers=strangers,
         admission=reception.admission,
         deadlines=reception.deadlines,
     )
-    front = FrontOffice(project, wake=hand_off.send)
+    guard = TokenGuard(Strangers(addresses, settings.refused_rate), metrics.admin_refused)
+    front = FrontOffice(project, wake=hand_off.send, guard=guard)
 
     async def check() -> None:
         if not (claimer.working and jobs_claimer.working):
@@ -98,7 +110,7 @@ def build_app(project: Project, state: State) -> App:
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
         routes=front.routes,
-        may_read_metrics=metrics_guard(settings),
+        guard_metrics=metrics_guard(settings, guard),
         lifespan=_lifespan(
             (claimer, jobs_claimer),
             hand_off,

@@ -13,8 +13,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.development import SECRETS_FILE, read_up
 from gateway.errors import ConfigInvalid, Problem
+from gateway.model import Rate
+from gateway.notation.networks import NetworksText
 from gateway.notation.problems import HIDDEN, Unexpected, one_of, refusals
 from gateway.notation.quantities import Duration, Size, holding, lasting
+from gateway.notation.rates import RateText
 from gateway.secrets import BEARER_EXPECTED, BEARER_PATTERN
 
 PREFIX: Final = "GATEWAY_"
@@ -160,6 +163,14 @@ class Settings(BaseSettings):
     max_buffered: Annotated[Size, holding(MIB, 1024**2 * MIB)] = Field(
         default=256 * MIB,
         description="How many body bytes one `gateway serve` process holds at once.",
+    )
+    trusted_proxies: NetworksText | None = Field(
+        default=None,
+        description="Proxies whose X-Forwarded-For is believed: addresses and networks, by commas.",
+    )
+    refused_rate: RateText = Field(
+        default=Rate(count=20, period=SECOND),
+        description="How many refused requests of one address are looked at.",
     )
     spool_size: Annotated[Size, holding(0, 1024**2 * MIB)] = Field(
         default=1024 * MIB,

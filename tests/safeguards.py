@@ -516,6 +516,59 @@ SAFEGUARDS: Final = (
         '            door = self._doors.get(scope["path"].encode())\n',
         "tests/e2e/test_shapes.py::test_each_shape_has_its_answer",
     ),
+    Safeguard(
+        "forwarded headers are those of a trusted proxy",
+        "gateway/receive/address.py",
+        "        if peer is None or peer.address not in self._trusted:\n",
+        "        if peer is None:\n",
+        "tests/unit/test_client_address.py::test_a_stranger_is_who_it_is_whatever_it_says",
+    ),
+    Safeguard(
+        "an open quote of a stranger swallows nothing of what a proxy adds",
+        "gateway/receive/forwarded.py",
+        '        if match is None:\n            return [""]\n',
+        "        if match is None:\n            return values\n",
+        "tests/unit/test_client_address.py::test_what_cannot_be_read_to_its_end_is_the_peer",
+    ),
+    Safeguard(
+        "a route with a list takes from nowhere else",
+        "gateway/receive/door.py",
+        "                await self._turn_away_others(scope, receive)\n",
+        "",
+        "tests/e2e/test_request_limits.py::test_a_listed_address_is_let_in_and_no_other",
+    ),
+    Safeguard(
+        "a verified sender is looked at, whatever comes from its address",
+        "gateway/receive/limits.py",
+        "client is None or self._is_known(client.group) or",
+        "client is None or",
+        "tests/e2e/test_request_limits.py::"
+        "test_a_verified_sender_is_never_shut_out_by_what_comes_from_its_address",
+    ),
+    Safeguard(
+        "only verified events count against the limit",
+        "gateway/receive/endpoint.py",
+        "        received_at = datetime.now(UTC)\n",
+        "        received_at = datetime.now(UTC)\n        self._gate.take()\n",
+        "tests/e2e/test_request_limits.py::"
+        "test_bad_signatures_do_not_use_up_what_a_sender_may_send",
+    ),
+    Safeguard(
+        "the addresses that are remembered are bounded",
+        "gateway/receive/limits.py",
+        "        if len(self._until) > MOST_ADDRESSES:\n"
+        "            del self._until[next(iter(self._until))]\n",
+        "",
+        "tests/unit/test_request_limits.py::"
+        "test_memory_is_bounded_and_what_is_forgotten_is_looked_at",
+    ),
+    Safeguard(
+        "whoever guesses the admin token is slowed down",
+        "gateway/api/guard.py",
+        "        self._strangers.refused(request.scope)\n",
+        "",
+        "tests/e2e/test_request_limits.py::test_whoever_guesses_the_admin_token_is_slowed_down",
+    ),
 )
 
 

@@ -6,11 +6,13 @@ from typing import Final
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.api.http import bears, routes
+from gateway.api.guard import TokenGuard
+from gateway.api.http import routes
 from gateway.api.office import Background, Office
 from gateway.api.operations import OPERATIONS
 from gateway.ledger.connection import Pool, open_pool
 from gateway.project import Project, database_url
+from gateway.receive.answers import Answer
 from gateway.secrets import Secret
 from gateway.settings import Settings
 
@@ -23,7 +25,11 @@ class FrontOffice:
     """Takes operations over HTTP, and goes on with long ones."""
 
     def __init__(
-        self, project: Project, *, wake: Callable[[Sequence[int]], Awaitable[object]]
+        self,
+        project: Project,
+        *,
+        wake: Callable[[Sequence[int]], Awaitable[object]],
+        guard: TokenGuard,
     ) -> None:
         self._project = project
         self._wake = wake
@@ -35,7 +41,9 @@ class FrontOffice:
         if token is not None:
             secret = Secret(token.get_secret_value().encode())
             queues = [queue.name for queue in project.config.open_queues]
-            self.routes = routes(OPERATIONS, token=secret, open_office=self._office, queues=queues)
+            self.routes = routes(
+                OPERATIONS, token=secret, guard=guard, open_office=self._office, queues=queues
+            )
 
     async def open(self) -> None:
         if self.routes:
@@ -68,8 +76,8 @@ class FrontOffice:
         )
 
 
-def metrics_guard(settings: Settings) -> Callable[[Request], bool]:
-    """Who may read /metrics: anybody, unless there is a token to ask for."""
+def metrics_guard(settings: Settings, guard: TokenGuard) -> Callable[[Request], Answer | None]:
+    """Who may not read /metrics: nobody, unless there is a token to ask for."""
     given = (settings.metrics_token, settings.admin_token)
     tokens = [Secret(token.get_secret_value().encode()) for token in given if token is not None]
-    return lambda request: not tokens or bears(request, *tokens)
+    return lambda request: guard.refusal(request, *tokens) if tokens else None

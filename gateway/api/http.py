@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.guard import TokenGuard
 from gateway.api.office import Office
 from gateway.api.openapi import describe_api
 from gateway.api.operation import PREFIX, Operation, Params
@@ -29,7 +30,8 @@ from gateway.errors import (
 )
 from gateway.ledger.connection import TROUBLE, describe
 from gateway.notation.problems import one_of, refusals
-from gateway.secrets import Secret, is_borne
+from gateway.receive.answers import RETRY_AFTER_S
+from gateway.secrets import Secret
 
 LARGEST_BODY: Final = 64 * 1024
 LATER: Final = {"retry-after": "5"}
@@ -58,6 +60,7 @@ def routes(
     operations: Iterable[Operation[Any, Any]],
     *,
     token: Secret,
+    guard: TokenGuard,
     open_office: Callable[[str], Office],
     queues: Sequence[str] = (),
 ) -> list[BaseRoute]:
@@ -74,20 +77,22 @@ def routes(
         default=_unknown,
         redirect_slashes=False,
     )
-    return [Mount(PREFIX, _Guarded(inside, token))]
+    return [Mount(PREFIX, _Guarded(inside, token, guard))]
 
 
 class _Guarded:
     """Asks for the token before anything else: strangers learn nothing of what there is."""
 
-    def __init__(self, inside: ASGIApp, token: Secret) -> None:
+    def __init__(self, inside: ASGIApp, token: Secret, guard: TokenGuard) -> None:
         self._inside = inside
         self._token = token
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_known = bears(Request(scope), self._token)
+        refusal = self._guard.refusal(Request(scope), self._token)
+        app = self._inside if refusal is None else REFUSALS[refusal.status]
         with suppress(ClientDisconnect):
-            await (self._inside if is_known else UNAUTHORIZED)(scope, receive, send)
+            await app(scope, receive, send)
 
 
 class _Document:
@@ -105,11 +110,6 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
     detail = f"found {path[:200]!r}; see {PREFIX}/openapi.json"
     await error(404, "NOT_FOUND", detail, headers=CLOSING)(scope, receive, send)
-
-
-def bears(request: Request, *tokens: Secret) -> bool:
-    """Whether the request has one of these tokens."""
-    return is_borne(request.headers.get("authorization", ""), tokens)
 
 
 class _Endpoint:
@@ -246,3 +246,10 @@ UNAUTHORIZED: Final = error(
     "expected the header Authorization: Bearer, with GATEWAY_ADMIN_TOKEN",
     headers={"www-authenticate": "Bearer", **CLOSING},
 )
+TOO_MANY: Final = error(
+    429,
+    "TOO_MANY_REFUSED",
+    "too many wrong tokens came from this address; try again in a moment",
+    headers={"retry-after": str(RETRY_AFTER_S), **CLOSING},
+)
+REFUSALS: Final = {answer.status_code: answer for answer in (UNAUTHORIZED, TOO_MANY)}

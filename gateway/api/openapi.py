@@ -27,6 +27,7 @@ REFUSALS: Final = {
     408: "The body did not come in time.",
     409: "It stands in a state that forbids this.",
     413: "The body is too large.",
+    429: "Too many wrong tokens came from this address.",
     503: "The ledger cannot be reached.",
 }
 

@@ -49,11 +49,13 @@ class Refusal(TypedDict):
 REFUSALS: Final = {
     400: "What was sent cannot be published.",
     401: "The token is missing or wrong.",
+    403: "The queue takes nothing from this address.",
     404: "There is no such queue or job.",
     405: "There is no such method.",
     408: "The body did not arrive in time.",
     409: "The key is that of a job with another payload or type.",
     413: "The body is too large.",
+    429: "More than the queue's limit, or too many wrong tokens from this address.",
     503: "It could not be made durable, or not be looked up: come again.",
 }
 ID: Final = {
@@ -103,7 +105,7 @@ def describe_queues(
         "responses": {
             "201": {"description": "Durable, and new.", **of(Published)},
             "200": {"description": "Durable since before.", **of(Published)},
-            **refusals(400, 401, 404, 405, 408, 409, 413, 503),
+            **refusals(400, 401, 403, 404, 405, 408, 409, 413, 429, 503),
         },
     }
     job = {
@@ -111,6 +113,9 @@ def describe_queues(
         "summary": "How a job stands.",
         "security": [{SECURITY: []}],
         "parameters": [queue, ID],
-        "responses": {"200": {"description": "Done.", **of(Job)}, **refusals(401, 404, 405, 503)},
+        "responses": {
+            "200": {"description": "Done.", **of(Job)},
+            **refusals(401, 403, 404, 405, 429, 503),
+        },
     }
     return {PATH: {"post": publish}, PATH + "/{id}": {"get": job}}

@@ -1,12 +1,13 @@
 """The answers of the HTTP table, as bytes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.errors import RequestRejected
+from gateway.errors import NotFromHere, RequestRejected, TooMany
 from gateway.providers.provider import Acknowledgement, Greeting
 from gateway.receive.protocol import Reply
 
@@ -61,14 +62,16 @@ def greeted(greeting: Greeting) -> Answer:
 
 def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
     """The sender is wrong. Says the code and nothing that would help a forger."""
-    close = rejection.status in UNREAD
-    return _error(status or rejection.status, rejection.code, close=close)
+    close = rejection.status in UNREAD or isinstance(rejection, NotFromHere)
+    return _error(status or rejection.status, rejection.code, _when_again(rejection), close)
 
 
-def explained(status: int, code: str, detail: str, *, close: bool = False) -> Answer:
+def explained(
+    status: int, code: str, detail: str, *, lines: bytes = b"", close: bool = False
+) -> Answer:
     """To a sender that has shown its token: also what is wrong."""
     told = {"error": code, "detail": detail[:LONGEST_DETAIL]}
-    return Answer(status, orjson.dumps(told), close=close)
+    return Answer(status, orjson.dumps(told), lines, close)
 
 
 def published(id: str, verdict: str) -> Answer:
@@ -86,9 +89,16 @@ def _error(status: int, code: str, lines: bytes = b"", close: bool = False) -> A
     return Answer(status, orjson.dumps({"error": code}), lines, close)
 
 
+def _when_again(rejection: RequestRejected) -> bytes:
+    if isinstance(rejection, TooMany):
+        return b"retry-after: %d\r\n" % math.ceil(rejection.wait_s)
+    return b""
+
+
 _TEXT: Final = b"content-type: text/plain\r\n"
 _RETRY_AFTER: Final = b"retry-after: %d\r\n" % RETRY_AFTER_S
 UNAVAILABLE: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER)
+NOT_LOOKED_AT: Final = _error(429, "TOO_MANY_REFUSED", _RETRY_AFTER, close=True)
 OVERLOADED: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER, close=True)
 NOT_FOUND: Final = _error(404, "NOT_FOUND")
 HIDDEN: Final = _error(404, "NOT_FOUND", close=True)

@@ -83,13 +83,13 @@ class App:
         readiness: Readiness,
         metrics: Metrics,
         routes: Sequence[BaseRoute],
-        may_read_metrics: Callable[[Request], bool],
+        guard_metrics: Callable[[Request], Answer | None],
         lifespan: Lifespan[Starlette],
     ) -> None:
         # By the path as it was sent: a front that allows or denies one sees it so, too.
         self._doors = {path.encode(): door for path, door in doors.items()}
         self._queues = queues
-        self._rest = _rest(readiness, metrics, routes, may_read_metrics, lifespan)
+        self._rest = _rest(readiness, metrics, routes, guard_metrics, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -117,7 +117,7 @@ def _rest(
     readiness: Readiness,
     metrics: Metrics,
     routes: Sequence[BaseRoute],
-    may_read_metrics: Callable[[Request], bool],
+    guard_metrics: Callable[[Request], Answer | None],
     lifespan: Lifespan[Starlette],
 ) -> ASGIApp:
     async def healthz(_: Request) -> Response:
@@ -133,8 +133,9 @@ def _rest(
         return JSONResponse({"status": "not ready", "reason": problem}, status_code=503)
 
     async def show_metrics(request: Request) -> Response:
-        if not may_read_metrics(request):
-            return _as_response(answers.UNAUTHORIZED, {"www-authenticate": "Bearer"})
+        refusal = guard_metrics(request)
+        if refusal is not None:
+            return _as_response(refusal)
         text = generate_latest(metrics.registry)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -153,12 +154,14 @@ def _rest(
 
 
 async def _not_found(_: Request, __: Exception) -> Response:
-    return _as_response(answers.NOT_FOUND, {})
+    return _as_response(answers.NOT_FOUND)
 
 
-def _as_response(answer: Answer, headers: Mapping[str, str]) -> Response:
-    closing = {**headers, "connection": "close"}  # its body, if it has one, was not read
-    return Response(answer.body, answer.status, closing, media_type="application/json")
+def _as_response(answer: Answer) -> Response:
+    lines = answer.lines.decode().splitlines()
+    headers = {"connection": "close"}  # its body, if it has one, was not read
+    headers |= {name: value for name, _, value in (line.partition(": ") for line in lines)}
+    return Response(answer.body, answer.status, headers, media_type="application/json")
 
 
 async def _method_not_allowed(_: Request, __: Exception) -> Response:

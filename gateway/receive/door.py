@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 
 from gateway.errors import (
     BodyTimeout,
+    NotFromHere,
     RequestRejected,
     StorageUnavailable,
     Unauthorized,
@@ -24,10 +25,13 @@ from gateway.ledger.claims import Claimer
 from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
 from gateway.providers import Headers
 from gateway.receive import answers
+from gateway.receive.address import Addresses
 from gateway.receive.admission import Admission, Overloaded
 from gateway.receive.answers import Answer
 from gateway.receive.body import SenderGone, drain, read_body
 from gateway.receive.deadlines import Deadlines
+from gateway.receive.gate import Gate
+from gateway.receive.limits import Strangers
 from gateway.receive.metrics import Metrics, Outcomes
 from gateway.receive.protocol import Reply
 from gateway.receive.throttle import Throttle
@@ -35,6 +39,7 @@ from gateway.registry import Registry
 from gateway.routes import Route
 
 COMPLAINTS_PER_SECOND: Final = 20
+FLOODS_PER_SECOND: Final = 1
 
 log = structlog.get_logger("gateway.receive")
 
@@ -49,6 +54,8 @@ class Reception:
     deadlines: Deadlines
     metrics: Metrics
     tallies: Tallies
+    addresses: Addresses
+    strangers: Strangers
 
 
 class Door(ABC):
@@ -61,6 +68,7 @@ class Door(ABC):
         self._claimer = reception.claimer
         self._admission = reception.admission
         self._deadlines = reception.deadlines
+        self._gate = Gate(route, reception.addresses, reception.strangers)
         self._receive_s = route.receive_within.total_seconds()
         self._acknowledge_s = route.ack_within.total_seconds()
         self._count = Outcomes(metrics.requests, reception.tallies, route.name)
@@ -69,6 +77,7 @@ class Door(ABC):
         self._tallies = reception.tallies
         self._log = log.bind(route=route.name)
         self._complaints = Throttle(COMPLAINTS_PER_SECOND)
+        self._floods = Throttle(FLOODS_PER_SECOND)
 
     @abstractmethod
     async def _receive(self, scope: Scope, headers: Headers, body: bytes) -> Answer:
@@ -88,12 +97,11 @@ class Door(ABC):
         return headers if len(headers) == len(pairs) else _joined(pairs)
 
     async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        if self._gate.is_closed_to(scope):
+            self._not_looked_at().send(reply)
+            return
         if scope["method"] != "POST":
-            is_known = self._knows(self._headers(scope))
-            if is_known and (greeting := self._greet(scope)) is not None:
-                greeting.send(reply)
-                return
-            (answers.METHOD_NOT_ALLOWED if is_known else answers.UNAUTHORIZED).send(reply)
+            self._without_body(scope).send(reply)
             return
         try:
             answer = await self._answer(scope, receive)
@@ -102,7 +110,25 @@ class Door(ABC):
             return
         answer.send(reply)
 
+    def _not_looked_at(self) -> Answer:
+        self._count("TOO_MANY_REFUSED")
+        if self._floods.allow():
+            self._log.warning("not_looked_at", left_out_before=self._floods.take_left_out())
+        return answers.NOT_LOOKED_AT
+
+    def _without_body(self, scope: Scope) -> Answer:
+        """To another method than POST."""
+        try:
+            if not self._knows(self._headers(scope)):
+                raise Unauthorized("no bearer token, or a wrong one")
+            self._gate.check_address(scope)
+        except RequestRejected as rejection:
+            self._gate.refused(scope)
+            return self._refused(rejection)
+        return self._greet(scope) or answers.METHOD_NOT_ALLOWED
+
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        body = b""
         try:
             with (
                 self._admission.enter() as place,
@@ -112,6 +138,7 @@ class Door(ABC):
                 if not self._knows(headers):
                     await drain(receive)
                     raise Unauthorized("no bearer token, or a wrong one")
+                await self._turn_away_others(scope, receive)
                 if (encoding := _encoding(headers)) is not None:
                     await drain(receive)
                     raise encoding
@@ -120,8 +147,11 @@ class Door(ABC):
                 deadline.move(self._acknowledge_s, self._claim_late)
                 answer = await self._receive(scope, headers, body)
                 self._observe(time.monotonic() - started)
+                self._gate.verified(scope)
                 return answer
         except RequestRejected as rejection:
+            if not rejection.is_verified:
+                self._gate.refused(scope, len(body))
             return self._refused(rejection)
         except Overloaded as error:
             self._count("UNAVAILABLE")
@@ -131,6 +161,13 @@ class Door(ABC):
             self._count("UNAVAILABLE")
             self._complain("not_durable", reason=str(error))
             return answers.UNAVAILABLE
+
+    async def _turn_away_others(self, scope: Scope, receive: Receive) -> None:
+        try:
+            self._gate.check_address(scope)
+        except NotFromHere:
+            await drain(receive)
+            raise
 
     def _observe(self, seconds: float) -> None:
         self._acknowledge.observe(seconds)

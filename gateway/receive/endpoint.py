@@ -95,6 +95,8 @@ class Endpoint(Door):
         if isinstance(read, Greeting):
             self._count("greeted")
             return answers.greeted(read)
+        if self._route.limit is not None:
+            self._gate.take(sum(isinstance(one, Claim) for one in read))
         reached("claim.verified")
         if len(read) == 1:
             taken = [await self._take(read[0])]

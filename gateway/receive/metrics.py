@@ -1,5 +1,7 @@
 """What `serve` counts."""
 
+from collections.abc import Sized
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.ledger.tallies import REQUESTS, Tallies
@@ -52,6 +54,17 @@ class Metrics:
             "For how long the oldest event has waited in the spool.",
             registry=self.registry,
         )
+        self.refused_addresses = Gauge(
+            "gateway_refused_addresses",
+            "Addresses whose refused requests are counted, webhooks and jobs.",
+            registry=self.registry,
+        )
+        self.admin_refused = Counter(
+            "gateway_admin_refused",
+            "Requests to the Admin API and to /metrics without a right token.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.acknowledge = Histogram(
             "gateway_acknowledge_seconds",
             "From the last body byte to the answer, for verified requests.",
@@ -65,6 +78,10 @@ class Metrics:
         self.spool_events.set_function(lambda: spool.events)
         self.spool_bytes.set_function(lambda: spool.size)
         self.spool_oldest.set_function(lambda: spool.oldest_s)
+
+    def count_refused(self, addresses: Sized) -> None:
+        """Reads how many addresses are remembered when it is asked for; never which."""
+        self.refused_addresses.set_function(lambda: len(addresses))
 
 
 class Outcomes:

@@ -40,6 +40,8 @@ NOT_HTTP: Final = (
 )
 
 UNAVAILABLE: Final = 503
+TOO_MANY: Final = 429
+COME_AGAIN: Final = frozenset({UNAVAILABLE, TOO_MANY})
 BUSY: Final = (
     b"content-type: application/json\r\nretry-after: 10\r\n",
     b'{"error":"UNAVAILABLE"}',
@@ -70,7 +72,7 @@ def _reply(
     if cycle.transport.is_closing():
         return
     # Under overload, a sender that has to connect anew costs more than its next request.
-    closing = not cycle.keep_alive or (close and (cycle.more_body or status != UNAVAILABLE))
+    closing = not cycle.keep_alive or (close and (cycle.more_body or status not in COME_AGAIN))
     defaults = b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers])
     cycle.transport.write(
         b"%b%b%bcontent-length: %d\r\n%b\r\n%b"

@@ -46,6 +46,7 @@ class QueueDoor(Door):
             claim = await asyncio.to_thread(self._read, headers, body)
         else:
             claim = self._read(headers, body)
+        self._gate.take()
         reached("claim.verified")
         claimed = await self._claimer.claim(claim)
         reached("claim.answering")
@@ -87,4 +88,6 @@ class QueueDoor(Door):
         told = super()._refused(rejection)
         if isinstance(rejection, Unauthorized):
             return answers.UNAUTHORIZED
-        return answers.explained(told.status, rejection.code, rejection.reason, close=told.close)
+        return answers.explained(
+            told.status, rejection.code, rejection.reason, lines=told.lines, close=told.close
+        )

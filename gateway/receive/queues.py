@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 from starlette.types import Receive, Scope
 
-from gateway.errors import StorageUnavailable
+from gateway.errors import NotFromHere, StorageUnavailable
 from gateway.ledger.connection import PREPARED_ONCE, TROUBLE, Pool, describe, open_pool
 from gateway.ledger.jobs import find_job
 from gateway.providers.publish import is_name
@@ -16,6 +16,8 @@ from gateway.receive.admission import Admission, Overloaded
 from gateway.receive.answers import Answer
 from gateway.receive.body import drain
 from gateway.receive.deadlines import Deadlines
+from gateway.receive.gate import Gate
+from gateway.receive.limits import Strangers
 from gateway.receive.protocol import Reply
 from gateway.secrets import Secret, is_borne
 
@@ -36,12 +38,16 @@ class Queues:
         url: str,
         tokens: Mapping[str, Sequence[Secret]],
         *,
+        gates: Mapping[str, Gate],
+        strangers: Strangers,
         admission: Admission,
         deadlines: Deadlines,
     ) -> None:
         self._url = url
         self._tokens = {queue: tuple(own) for queue, own in tokens.items()}
         self._all_tokens = tuple(chain.from_iterable(self._tokens.values()))
+        self._gates = gates
+        self._strangers = strangers
         self._admission = admission
         self._deadlines = deadlines
         self._pool: Pool | None = None
@@ -67,6 +73,8 @@ class Queues:
         try:
             with self._admission.enter(), self._deadlines.within(ANSWER_WITHIN_S, _late):
                 answer = await self._answer(scope, receive)
+        except NotFromHere as rejection:
+            answer = answers.refused(rejection)
         except Overloaded:
             answer = answers.OVERLOADED
         except (StorageUnavailable, *TROUBLE) as error:
@@ -75,16 +83,21 @@ class Queues:
         answer.send(reply)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        if self._strangers.are_over(scope):
+            return answers.NOT_LOOKED_AT
         queue, id = _named(scope["path"])
         given = dict(scope["headers"]).get(b"authorization", b"")
         opening = self._tokens.get(queue, self._all_tokens)
         if not is_borne(given.decode("latin-1"), opening):
             await drain(receive)
+            self._strangers.refused(scope)
             return answers.UNAUTHORIZED
+        self._strangers.verified(scope)
         if queue not in self._tokens:
             return answers.explained(404, "NOT_FOUND", "found no such queue or path", close=True)
         if scope["method"] not in {"GET", "HEAD"}:
             return answers.READ_ONLY
+        self._gates[queue].check_address(scope)
         job = await find_job(self._ledger, queue, id) if is_name(id) else None
         if job is None:
             return answers.explained(404, "NOT_FOUND", f"found no job {id!r} in queue {queue!r}")

@@ -6,19 +6,16 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema
 
-from gateway.model import Rate, ReplayPolicy
+from gateway.model import ReplayPolicy
 from gateway.notation.problems import Unexpected, describe, one_of
 from gateway.notation.quantities import (
     LONGEST,
     MILLISECOND,
-    RATE_EXPECTED,
-    RATE_PATTERN,
     Duration,
     Size,
     format_duration,
     holding,
     lasting,
-    parse_rate,
 )
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.publish import PUBLISH
@@ -237,19 +234,3 @@ def _check_redact_at(at: RedactAt, info: ValidationInfo) -> RedactAt:
 RedactedAt = Annotated[RedactAt, AfterValidator(_check_redact_at)]
 RedactedFields = Annotated[list[RedactedField], Field(min_length=1, max_length=MOST_REDACTED)]
 ApiKey = Annotated[Reference, AfterValidator(_check_api_key)]
-
-
-def _rate(value: object) -> Rate:
-    if isinstance(value, Rate):  # a default
-        return value
-    if not isinstance(value, str):
-        raise Unexpected(found=describe(value), expected=RATE_EXPECTED)
-    count, period = parse_rate(value)
-    return Rate(count=count, period=period)
-
-
-RateText = Annotated[
-    Rate,
-    PlainValidator(_rate),
-    WithJsonSchema({"type": "string", "pattern": f"^{RATE_PATTERN}$", "examples": ["100/m"]}),
-]

@@ -11,7 +11,8 @@ from typing import Final
 from pydantic import ValidationError
 
 from gateway.errors import ConfigInvalid, Problem
-from gateway.model import Envelope, ReplayPolicy, Retention, RetryPolicy, Spooling
+from gateway.model import Envelope, Rate, ReplayPolicy, Retention, RetryPolicy, Spooling
+from gateway.notation.networks import Networks
 from gateway.notation.problems import (
     SHAPES,
     Location,
@@ -82,6 +83,10 @@ class Route:
     """How its provider is asked what it sent; None where nothing is said."""
     redaction: Redaction | None = None
     """What people do not see of its payloads."""
+    allow: Networks | None = None
+    """From where requests may come; None from anywhere."""
+    limit: Rate | None = None
+    """How many verified events one process takes; None as many as come."""
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -304,6 +309,8 @@ def _route(
         forwards=tuple(forwards),
         reconcile=read_reconcile(section.reconcile, provider.name),
         redaction=Redaction(tuple(section.redact), section.redact_at) if section.redact else None,
+        allow=None if section.allow is None else Networks(tuple(section.allow)),
+        limit=section.limit,
     )
 
 

@@ -41,6 +41,7 @@ from gateway.routes.checks import (
     Wait,
 )
 from gateway.routes.forward import ForwardRetrySection, Forwards, ForwardSection
+from gateway.routes.limits import Allow, Limit
 from gateway.routes.reconcile import ReconcileSection, check_reconcile
 from gateway.routes.section import Section
 
@@ -140,6 +141,8 @@ class QueueSection(HandlingSection):
         description="Where the tokens are with which jobs come in over HTTP: env:NAME or"
         " file:/path. Any one may match. Without them, only handlers publish.",
     )
+    allow: Allow = None
+    limit: Limit = None
 
 
 class RouteSection(HandlingSection):
@@ -179,6 +182,8 @@ class RouteSection(HandlingSection):
         default=None,
         description="How to find out what the provider sent and the gateway never got.",
     )
+    allow: Allow = None
+    limit: Limit = None
 
 
 def _knowing_its_provider(raw: Any) -> RouteSection | QueueSection:

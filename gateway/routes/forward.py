@@ -11,7 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Str
 from gateway.model import Backoff, Rate, RetryPolicy
 from gateway.notation.problems import CREDENTIAL, Unexpected, describe
 from gateway.notation.quantities import Duration
-from gateway.routes.checks import Attempts, Globs, HandlerTimeout, RateText, Reference
+from gateway.notation.rates import RateText
+from gateway.routes.checks import Attempts, Globs, HandlerTimeout, Reference
 from gateway.routes.section import Section
 from gateway.routes.url import KINDS, UrlOrReference
 from gateway.secrets import LITERAL, REFERENCE_EXPECTED, REFERENCE_PATTERN, SecretRef

@@ -21,8 +21,9 @@ from gateway.notation.quantities import (
     Duration,
     lasting,
 )
+from gateway.notation.rates import RateText
 from gateway.providers import Provider
-from gateway.routes.checks import RateText, Reference
+from gateway.routes.checks import Reference
 from gateway.routes.section import Section
 from gateway.routes.url import check_url
 from gateway.secrets import SecretRef

@@ -17,6 +17,7 @@ from gateway.api.operations import OPERATIONS
 from gateway.ledger.connection import open_pool
 from gateway.secrets import Secret
 from gateway.settings import Settings
+from tests.support.guarding import a_guard
 from tests.support.ledger import Reader, claim_all, make_claim
 
 TOKEN = "a-token-for-the-tests"
@@ -36,7 +37,12 @@ async def api(database_url: str) -> AsyncIterator[httpx.AsyncClient]:
         )
 
     app = Starlette(
-        routes=routes(OPERATIONS, token=Secret(TOKEN.encode()), open_office=open_office)
+        routes=routes(
+            OPERATIONS,
+            token=Secret(TOKEN.encode()),
+            guard=a_guard(),
+            open_office=open_office,
+        )
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app),

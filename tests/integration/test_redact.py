@@ -26,6 +26,7 @@ from gateway.routes import Config
 from gateway.secrets import Secret
 from gateway.settings import Settings
 from gateway.spool.record import encode
+from tests.support.guarding import a_guard
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, make_config, make_route, subscribe, working
@@ -189,7 +190,9 @@ async def api(database_url: str, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
         return Office(settings=Settings(config=file), ledger=pool, actor=actor, wake=wake)
 
     app = Starlette(
-        routes=routes(OPERATIONS, token=Secret(TOKEN.encode()), open_office=open_office)
+        routes=routes(
+            OPERATIONS, token=Secret(TOKEN.encode()), guard=a_guard(), open_office=open_office
+        )
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app),

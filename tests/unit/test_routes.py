@@ -14,7 +14,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from gateway.errors import ConfigInvalid, Problem
-from gateway.model import Backoff, Envelope, ReplayPolicy, Retention, RetryPolicy
+from gateway.model import Backoff, Envelope, Rate, ReplayPolicy, Retention, RetryPolicy
+from gateway.notation.networks import make_networks
 from gateway.providers import PROVIDERS
 from gateway.redaction import FieldPath, RedactAt, Redaction
 from gateway.routes import (
@@ -30,10 +31,11 @@ from gateway.secrets import SecretRef
 SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
-    "ack_within, api_key, forward, handlers, livemode, max_body, path, provider, receive_within,"
-    " reconcile, redact, redact_at,"
+    "ack_within, allow, api_key, forward, handlers, limit, livemode, max_body, path, provider,"
+    " receive_within, reconcile, redact, redact_at,"
     " replay, retention, secrets, spool, tolerance, types"
 )
+RATE = "a rate such as 5/s, 100/m or 20/10s, of at most 10000 a period"
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 FIELD = "the path of a field in the payload, such as data.object.email or items.*.phone"
 REFERENCE = "a reference: env:NAME (in capitals) or file:/path"
@@ -209,10 +211,53 @@ def test_a_queue_has_no_key_of_the_way_in(tmp_path: Path, line: str) -> None:
     (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
     assert problem[:3] == (4, f"routes.tasks.{key}", "an unknown key")
     known = (
-        "ack_within, api_key, forward, handlers, max_body, provider, receive_within, redact,"
-        " redact_at, retention, tokens"
+        "ack_within, allow, api_key, forward, handlers, limit, max_body, provider, receive_within,"
+        " redact, redact_at, retention, tokens"
     )
     assert known in problem[3]
+
+
+def test_who_may_send_and_how_much_is_read(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        routes:
+          stripe:
+            provider: stripe
+            secrets: [env:A]
+            allow: [3.18.12.63, 2001:db8::/32]
+            limit: 5/s
+          tasks: {provider: publish, tokens: [env:B], allow: [10.0.0.0/8], limit: 100/m}
+          github: {provider: github, secrets: [env:C], allow: [192.30.252.0/22]}
+        """,
+    )
+    stripe, tasks, github = config.routes
+    assert stripe.allow == make_networks(["3.18.12.63", "2001:db8::/32"])
+    assert stripe.limit == Rate(count=5, period=timedelta(seconds=1))
+    assert (tasks.allow, tasks.limit) == (
+        make_networks(["10.0.0.0/8"]),
+        Rate(count=100, period=timedelta(minutes=1)),
+    )
+    assert (github.allow, github.limit) == (make_networks(["192.30.252.0/22"]), None)
+
+
+def test_a_sender_that_does_not_come_again_has_no_limit(tmp_path: Path) -> None:
+    for more in ("", "\n    spool: always"):
+        (problem,) = said(tmp_path, route_with(f"limit: 500/s{more}", "github"))
+        assert problem == (
+            5,
+            "routes.one.limit",
+            "500/s",
+            "no limit: github does not send again what is answered 429",
+        )
+
+
+@pytest.mark.parametrize("line", ["allow: [10.0.0.0/8]", "limit: 5/s"])
+def test_a_queue_without_a_url_has_nothing_to_limit(tmp_path: Path, line: str) -> None:
+    key = line.partition(":")[0]
+    (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
+    assert problem[:2] == (4, f"routes.tasks.{key}")
+    assert problem[3] == f"tokens beside {key}: without them the queue has no URL"
 
 
 def test_a_queue_with_tokens_is_open(tmp_path: Path) -> None:
@@ -370,6 +415,26 @@ def test_the_shipped_file_loads() -> None:
             "the paths of fields: pii is a word of `gateway show --save --redact`",
         ),
         ("redact_at: store", "redact_at", "'store'", "redact beside it: which fields"),
+        (
+            "allow: [10.0.0.1, hooks.stripe.com]",
+            "allow[1]",
+            "'hooks.stripe.com'",
+            "an address or a network such as 3.18.12.63, 192.30.252.0/22 or 2001:db8::/32",
+        ),
+        (
+            "allow: [192.30.252.7/22]",
+            "allow[0]",
+            "'192.30.252.7/22', which does not begin its network",
+            "the network 192.30.252.0/22, or the address 192.30.252.7 without a prefix",
+        ),
+        (
+            "allow: [0.0.0.0/0]",
+            "allow[0]",
+            "'0.0.0.0/0', which is everybody",
+            "the networks that are meant",
+        ),
+        ("limit: 500", "limit", "500", RATE),
+        ("limit: fast", "limit", "'fast'", RATE),
         ("path:", "path", "nothing", "a value, or the key left out"),
         ("path: ~", "path", "nothing", "a value, or the key left out"),
         ("types: [a, null]", "types[1]", "nothing", "a value, or the key left out"),

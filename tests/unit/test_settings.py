@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from gateway.development import RunningUp, write_up
 from gateway.errors import ConfigInvalid, Problem
+from gateway.model import Rate
+from gateway.notation.networks import make_networks
 from gateway.settings import VARIABLES, Settings, discover, load_settings
 
 PASSWORD = "hunter2"
@@ -78,6 +80,8 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_MAX_CONNECTIONS": "16",
         "GATEWAY_MAX_IN_FLIGHT": "1",
         "GATEWAY_MAX_BUFFERED": "1GiB",
+        "GATEWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1",
+        "GATEWAY_REFUSED_RATE": "3/10s",
         "GATEWAY_SPOOL_SIZE": "0B",
         "GATEWAY_QUEUE_DEPTH": "7",
         "GATEWAY_AUDIT_RETENTION": "30d",
@@ -104,6 +108,8 @@ def test_every_variable_is_read() -> None:
     assert (settings.concurrency, settings.max_in_flight, settings.queue_depth) == (1000, 1, 7)
     assert (settings.max_connections, settings.max_buffered) == (16, 1024**3)
     assert settings.spool_size == 0
+    assert settings.trusted_proxies == make_networks(["10.0.0.0/8", "::1"])
+    assert settings.refused_rate == Rate(count=3, period=timedelta(seconds=10))
     assert settings.engines == "wheels"
     assert settings.public_url == "https://hooks.example.com/in"
     assert settings.dev_secrets == Path("secrets.json")

@@ -1,0 +1,133 @@
+"""Addresses and networks as people write them: `3.18.12.63`, `192.30.252.0/22`, `2001:db8::/32`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+
+from gateway.notation.problems import Unexpected, describe
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+LONGEST_ADDRESS: Final = 64
+"""Characters. The longest that means something has 45, and a zone."""
+MOST_NETWORKS: Final = 10_000
+MAPPED_BITS: Final = 96
+NETWORK_EXPECTED: Final = (
+    "an address or a network such as 3.18.12.63, 192.30.252.0/22 or 2001:db8::/32"
+)
+NETWORK_PATTERN: Final = r"[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?"
+
+
+def read_address(text: str) -> Address | None:
+    """An address without its zone, an IPv4-mapped one as IPv4; None where it is something else."""
+    if len(text) > LONGEST_ADDRESS:
+        return None
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """A set of networks. To look an address up takes one step per length of prefix among them."""
+
+    members: tuple[Network, ...] = ()
+    _prefixes: tuple[tuple[int, int, frozenset[int]], ...] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        found: dict[tuple[int, int], set[int]] = {}
+        for network in self.members:
+            shift = network.max_prefixlen - network.prefixlen
+            at = (network.version, shift)
+            found.setdefault(at, set()).add(int(network.network_address) >> shift)
+        prefixes = tuple((*at, frozenset(starts)) for at, starts in sorted(found.items()))
+        object.__setattr__(self, "_prefixes", prefixes)
+
+    def __contains__(self, address: Address) -> bool:
+        version, bits = address.version, int(address)
+        return any(v == version and bits >> shift in s for v, shift, s in self._prefixes)
+
+    def __str__(self) -> str:
+        return ", ".join(str(network).removesuffix("/32") for network in self.members)
+
+
+def parse_network(value: object) -> Network:
+    """Read one. What stands for everybody is refused: it is never what was meant."""
+    if not isinstance(value, str) or not value.isascii() or "%" in value:
+        raise Unexpected(found=describe(value), expected=NETWORK_EXPECTED)
+    try:
+        network = _without_mapping(ip_network(value.strip(), strict=False))
+    except ValueError:
+        raise Unexpected(found=describe(value), expected=NETWORK_EXPECTED) from None
+    if network.prefixlen == 0:
+        raise Unexpected(
+            found=f"{describe(value)}, which is everybody", expected="the networks that are meant"
+        )
+    host = read_address(value.strip().partition("/")[0])
+    if host != network.network_address:
+        raise Unexpected(
+            found=f"{describe(value)}, which does not begin its network",
+            expected=f"the network {network}, or the address {host} without a prefix",
+        )
+    return network
+
+
+def _without_mapping(network: Network) -> Network:
+    """::ffff:1.2.3.4 is where a listener of both kinds sees 1.2.3.4."""
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    if mapped is None or network.prefixlen < MAPPED_BITS:
+        return network
+    return IPv4Network((mapped, network.prefixlen - MAPPED_BITS))
+
+
+def make_networks(values: Iterable[object]) -> Networks:
+    """All of them, each once."""
+    members = tuple(dict.fromkeys(parse_network(value) for value in values))
+    if not 0 < len(members) <= MOST_NETWORKS:
+        found = f"{len(members)} networks" if members else "an empty list"
+        raise Unexpected(found=found, expected=f"1 to {MOST_NETWORKS} networks")
+    return Networks(members)
+
+
+def _listed(value: object) -> Networks:
+    if isinstance(value, Networks):
+        return value
+    if not isinstance(value, str):
+        raise Unexpected(found=describe(value), expected=f"{NETWORK_EXPECTED}, separated by commas")
+    return make_networks(text.strip() for text in value.split(","))
+
+
+NetworkText = Annotated[
+    Network,
+    PlainValidator(parse_network),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": f"^{NETWORK_PATTERN}$",
+            "examples": ["3.18.12.63", "192.30.252.0/22", "2001:db8::/32"],
+        }
+    ),
+]
+NetworksText = Annotated[
+    Networks,
+    BeforeValidator(_listed),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
+"""Several in one text, as an environment variable has them."""

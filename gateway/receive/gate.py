@@ -1,0 +1,62 @@
+"""Who gets to a route's door at all: asked before anything of a body is read."""
+
+from typing import Final
+
+from starlette.types import Scope
+
+from gateway.errors import NotFromHere, TooMany
+from gateway.receive.address import Addresses
+from gateway.receive.limits import Allowance, Strangers
+from gateway.routes import Route
+
+SMALL_BYTES: Final = 64 * 1024
+
+
+class Gate:
+    """The addresses and the allowance of one route."""
+
+    def __init__(self, route: Route, addresses: Addresses, strangers: Strangers) -> None:
+        self._allow = route.allow
+        self._gives_up = not route.provider.retries
+        self._allowance = None if route.limit is None else Allowance(route.limit)
+        self._addresses = addresses
+        self._strangers = strangers
+        self.refused = strangers.refused
+        self.verified = strangers.verified
+
+    def is_closed_to(self, scope: Scope) -> bool:
+        """Whether so much of this address was refused that this is answered without a look.
+
+        A sender that does not come again would lose by that what it sends from an address that it
+        shares: what is small enough to cost little is looked at all the same.
+        """
+        if not self._strangers.are_over(scope):
+            return False
+        return not (self._gives_up and _announced(scope) <= SMALL_BYTES)
+
+    def check_address(self, scope: Scope) -> None:
+        """Raises NotFromHere."""
+        if self._allow is None:
+            return
+        client = self._addresses.of(scope)
+        if client is None or client.address not in self._allow:
+            self._addresses.tell_of_proxy(scope)
+            where = "no address" if client is None else str(client.address)
+            raise NotFromHere(f"from {where}, which is not in `allow`")
+
+    def take(self, events: int = 1) -> None:
+        """Counts verified events, seen before or not: to find out would cost what the limit is to
+        save. Raises TooMany."""
+        if self._allowance is None or not events:
+            return
+        wait_s = self._allowance.take(events)
+        if wait_s:
+            raise TooMany("more verified events than `limit`", wait_s=wait_s)
+
+
+def _announced(scope: Scope) -> int:
+    """How long the body is to be; very long where that is not said."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and len(value) < len(str(SMALL_BYTES)) + 1:
+            return int(value)
+    return SMALL_BYTES + 1
