@@ -10,6 +10,9 @@ GatewayError
 │   └── SpoolUnavailable
 ├── ProviderFailed       a provider's API refuses us, or does not answer; one line says why
 │   └── RateLimited      it is to be asked again later
+├── CannotOpen           what is kept encrypted cannot be read
+│   ├── KeyMissing       its key is not in the ring: the operator must put it back
+│   └── SealBroken       it was changed, or moved from another row
 ├── SchemaMismatch       the ledger's schema and this code do not fit: migrate, or upgrade the code
 ├── EngineFailed         an embedded Postgres or Redis could not be found, started or stopped
 ├── CommandFailed        a command could not do what was asked; one line says why; exit 1
@@ -174,6 +177,25 @@ class ProviderFailed(GatewayError):
 
 class RateLimited(ProviderFailed):
     """The provider wants to be left alone for longer than a run waits."""
+
+
+class CannotOpen(GatewayError):
+    """What is kept encrypted cannot be read."""
+
+
+class KeyMissing(CannotOpen):
+    """Its key is not in the ring. `key_id` names it."""
+
+    def __init__(self, key_id: str) -> None:
+        self.key_id = key_id
+        super().__init__(
+            f"it is encrypted under key {key_id}, which is not among `keys`: "
+            "put that key back, behind the first, until `gateway rekey` has run"
+        )
+
+
+class SealBroken(CannotOpen):
+    """It was changed or cut, or is that of another row."""
 
 
 class SchemaMismatch(GatewayError):

@@ -217,3 +217,7 @@ class Lease:
     handler: str
     attempt: int
     event: Event
+    run: int = 1
+    """Of all its runs ever, the number of this one."""
+    sealed: bytes | None = None
+    """Headers and body, where they are kept sealed: the event has none until they are opened."""

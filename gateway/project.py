@@ -16,9 +16,11 @@ from gateway.routes import (
     check_api_keys,
     check_destinations,
     check_hook_keys,
+    check_keys,
     check_secrets,
     load_config,
 )
+from gateway.sealing import KeyRing
 from gateway.secrets import Secret
 from gateway.settings import Settings
 
@@ -40,6 +42,8 @@ class Project:
     """Of forwards, by route and handler; empty for `serve`."""
     alerts: AlertDestinations = field(default_factory=AlertDestinations)
     """Where alerts go, for a worker, which does not start without."""
+    ring: KeyRing = field(default_factory=KeyRing)
+    """The keys of encrypted routes: who stores events or runs them does not start without."""
 
 
 def load_project(
@@ -63,6 +67,9 @@ def load_project(
         destinations = _collect(problems, lambda: check_destinations(config, environ))
         alerts = _collect(problems, lambda: check_alerts(config, environ))
         _collect(problems, lambda: check_hook_keys(config, environ))
+    ring: KeyRing | None = KeyRing()
+    if with_secrets or with_api_keys:
+        ring = _collect(problems, lambda: load_keys(settings, config, environ))
     registry = _collect(problems, lambda: load_registry(config))
     if (
         problems
@@ -71,6 +78,7 @@ def load_project(
         or api_keys is None
         or destinations is None
         or alerts is None
+        or ring is None
     ):
         raise ConfigInvalid(problems)
     return Project(
@@ -81,6 +89,7 @@ def load_project(
         api_keys=api_keys,
         destinations=destinations,
         alerts=alerts,
+        ring=ring,
     )
 
 
@@ -89,6 +98,13 @@ def load_secrets(
 ) -> dict[str, tuple[Secret, ...]]:
     """The routes' secrets, from where they refer to or as `gateway up` made them up."""
     return check_secrets(config, environ, read_secrets(settings.dev_secrets))
+
+
+def load_keys(
+    settings: Settings, config: Config, environ: Mapping[str, str] = os.environ
+) -> KeyRing:
+    """The key ring, likewise. Raises ConfigInvalid."""
+    return check_keys(config, environ, read_secrets(settings.dev_secrets))
 
 
 def _collect(problems: list[Problem], load: Callable[[], T]) -> T | None:

@@ -27,6 +27,7 @@ from gateway.ledger.connection import (
     describe,
 )
 from gateway.ledger.migrate import check_version
+from gateway.ledger.sealed import vault_of
 from gateway.ledger.tallies import Tallies, keeping
 from gateway.project import Project, database_url, missing_public_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
@@ -81,6 +82,7 @@ def build_app(project: Project, state: State) -> App:
         tallies=tallies,
         addresses=addresses,
         strangers=strangers,
+        vault=vault_of(project.config, project.ring),
     )
     refused = Refused(url)
     queues = Queues(

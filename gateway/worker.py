@@ -22,6 +22,7 @@ from gateway.ledger.connection import (
 from gateway.ledger.deliveries import keep_places
 from gateway.ledger.migrate import check_version
 from gateway.ledger.retention import Pruner
+from gateway.ledger.sealed import vault_of
 from gateway.ledger.sessions import Sessions
 from gateway.ledger.tallies import Tallies, TallyKeeper
 from gateway.ledger.turns import StuckTurns, keep_policies
@@ -53,6 +54,7 @@ class Worker:
         forwarder = Forwarder(self._pushing, project.destinations)
         self._subscriptions = tuple(map(forwarder.bind, project.registry.subscriptions))
         self._url = database_url(project.settings)
+        self._vault = vault_of(project.config, project.ring)
         self._resources = OpenResources(project.registry.resources)
         self._tasks: list[asyncio.Task[None]] = []
         self._pools: list[Pool] = []
@@ -152,6 +154,7 @@ class Worker:
             patience=self._settings.lease,
             config=self._project.config,
             registry=self._project.registry,
+            vault=self._vault,
             api_keys=self._project.api_keys,
             resources=resources,
             tallies=self._tallies,
@@ -209,6 +212,7 @@ class Worker:
             url=self._url,
             config=self._project.config,
             registry=self._project.registry,
+            vault=self._vault,
             hint=self.hint,
         )
 

@@ -12,8 +12,9 @@ import structlog
 
 from gateway.errors import ConfigInvalid
 from gateway.ledger.connection import Connection, Executor, Pooled
+from gateway.ledger.sealed import Vault, vault_of
 from gateway.operate.shown import UNREADABLE, find_redaction, redact_event
-from gateway.project import Project, load_project
+from gateway.project import Project, load_keys, load_project
 from gateway.routes import load_config
 from gateway.settings import Settings
 
@@ -80,3 +81,11 @@ class Office:
         except ConfigInvalid:
             return redact_event(event, UNREADABLE)
         return redact_event(event, find_redaction(config, event["route"]))
+
+    @cached_property
+    def vault(self) -> Vault:
+        """The keys of encrypted routes, read when they are needed. Raises ConfigInvalid."""
+        if self.loaded is not None:
+            return vault_of(self.loaded.config, self.loaded.ring)
+        config = load_config(self.settings.config)
+        return vault_of(config, load_keys(self.settings, config))

@@ -50,6 +50,8 @@ class Attempt(TypedDict):
     finished_at: datetime
     outcome: str
     error: str | None
+    encrypted: bool
+    """Whether there is more to the error, which only `reveal` shows."""
 
 
 class Effect(TypedDict):
@@ -62,6 +64,8 @@ class Effect(TypedDict):
     result: str | None
     begun_at: datetime
     finished_at: datetime | None
+    encrypted: bool
+    """Whether only `reveal` shows the result."""
 
 
 class DeliveryAudit(TypedDict):
@@ -126,6 +130,10 @@ class EventDetail(TypedDict):
     reconciled: bool
     verified_by: str | None
     clock_s: float | None
+    key_id: str | None
+    """The key under which it is kept; null where it is kept as it came."""
+    encrypted: bool
+    """Whether only `reveal` shows headers and body."""
     erased: Erasure | None
     deliveries: list[DeliveryDetail]
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from gateway.api.operations.events import SHOW, ShowParams
+from gateway.api.operations.events import REVEAL, SHOW, RevealParams, ShowParams
 from gateway.api.operations.pauses import PAUSES, PausesParams
 from gateway.api.shapes import EventDetail, PauseRow
-from gateway.cli.asking import AsJson, RouteName, Url, ask, given
+from gateway.cli.asking import AsJson, Reason, RouteName, Url, ask, given
 from gateway.cli.output import cell, console, print_json, printable
 from gateway.errors import CommandFailed
 from gateway.model import payload_bytes
@@ -44,19 +44,30 @@ def show(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="With --save: overwrite it.")] = False,
+    revealing: Annotated[
+        bool,
+        typer.Option("--reveal", help="Also what is kept encrypted; leaves an audit row."),
+    ] = False,
+    reason: Reason = None,
     url: Url = None,
 ) -> None:
     """Show one event: what came, its deliveries and every attempt.
 
     Examples: [bold]gateway show evt_1Pabc[/bold], [bold]gateway show 42[/bold],
     [bold]gateway show evt_1Pabc --body > event.json[/bold],
-    [bold]gateway show evt_1Pabc --save tests/events/paid.json --redact pii[/bold]
+    [bold]gateway show evt_1Pabc --save tests/events/paid.json --redact pii[/bold],
+    [bold]gateway show evt_1Pabc --reveal --reason "ticket 481"[/bold]
     """
     if file is None and (redacting or force):
         raise typer.BadParameter("--redact and --force belong to --save FILE")
     if file is not None and (body or as_json):
         raise typer.BadParameter("--save FILE prints nothing: leave out --body and --json")
-    details = ask(url, SHOW, ShowParams(id=id, **given(route=route)))
+    if reason is not None and not revealing:
+        raise typer.BadParameter("--reason belongs to --reveal")
+    if revealing:
+        details = ask(url, REVEAL, RevealParams(id=id, **given(route=route, reason=reason)))
+    else:
+        details = ask(url, SHOW, ShowParams(id=id, **given(route=route)))
     found = [_with_bytes(event) for event in details]
     if file is not None:
         _save(_only(found), file, redacting or [], force)
@@ -68,7 +79,7 @@ def show(
         is_waiting = any(d["status"] == "pending" for event in found for d in event["deliveries"])
         pauses = ask(url, PAUSES, PausesParams()) if is_waiting else []
         for event in found:
-            _print_event(event, pauses)
+            _print_event(event, pauses, revealing)
 
 
 def _with_bytes(event: EventDetail) -> dict[str, Any]:
@@ -86,12 +97,22 @@ def _only(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _print_body(event: dict[str, Any]) -> None:
+    _require_shown(event)
     if event["body"] is None:
         raise CommandFailed("the payload was pruned or erased")
     sys.stdout.buffer.write(event["body"])
 
 
+def _require_shown(event: dict[str, Any]) -> None:
+    if event["encrypted"] and event["body"] is None:
+        raise CommandFailed(
+            f"the payload is encrypted under key {event['key_id']}: say --reveal, and your name "
+            "goes on record"
+        )
+
+
 def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) -> None:
+    _require_shown(event)
     if event["body"] == WHOLE and event["redacted"] is not None:
         raise CommandFailed(f"the payload is not shown: {event['redacted']}")
     recorded, count = record(event, redacting=redacting)
@@ -108,7 +129,7 @@ def _verified(event: dict[str, Any]) -> str:
     return f"{under}, {event['clock_s']:.1f} s after it was signed"
 
 
-def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow]) -> None:
+def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow], shown: bool) -> None:
     out = console()
     out.print(f"[bold]{printable(event['event_id'])}[/bold]", markup=True)
     for name in ("route", "provider", "type", "account", "livemode", "occurred_at", "received_at"):
@@ -126,7 +147,7 @@ def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow]) -> None:
     if not event["deliveries"]:
         out.print("  no handler took it")
     for delivery in event["deliveries"]:
-        _print_delivery(delivery)
+        _print_delivery(delivery, shown)
         if delivery["status"] == "pending":
             _print_pauses(delivery, pauses)
 
@@ -150,6 +171,8 @@ def _plain(value: Any) -> str:
 def _payload_line(event: dict[str, Any]) -> str:
     if event["erased"] is not None:
         return _erased_line(event["erased"])
+    if event["encrypted"] and event["body"] is None:
+        return f"encrypted under key {event['key_id']} (read it with --reveal)"
     if event["body"] is None:
         return "pruned by retention"
     if event["redacted"] is not None and event["body"] == WHOLE:
@@ -169,7 +192,7 @@ def _erased_line(erased: dict[str, Any]) -> str:
     return f"erased by {printable(erased['actor'])}, {cell(erased['at'])}{why}"
 
 
-def _print_delivery(delivery: dict[str, Any]) -> None:
+def _print_delivery(delivery: dict[str, Any], shown: bool) -> None:
     out = console()
     out.print()
     line = cell(delivery["status"])
@@ -181,10 +204,11 @@ def _print_delivery(delivery: dict[str, Any]) -> None:
             f"{cell(attempt['finished_at'])}",
             markup=False,
         )
-        for text in (attempt["error"] or "").splitlines():
+        more = " (all of it with --reveal)" if attempt["encrypted"] and not shown else ""
+        for text in f"{attempt['error'] or ''}{more}".splitlines():
             out.print(f"      {printable(text)}", markup=False, style="dim")
     for effect in delivery["effects"]:
-        out.print(f"    {_effect_line(effect)}", markup=False)
+        out.print(f"    {_effect_line(effect, shown)}", markup=False)
     for entry in delivery["audit"]:
         why = f": {printable(entry['reason'])}" if entry["reason"] else ""
         who = printable(entry["actor"])
@@ -207,10 +231,12 @@ def _turn_line(delivery: dict[str, Any]) -> str:
     return f"{waits}, behind delivery {holder} ({delivery['held_by_status']})"
 
 
-def _effect_line(effect: dict[str, Any]) -> str:
+def _effect_line(effect: dict[str, Any], shown: bool) -> str:
     name = printable(effect["name"])
     if effect["status"] == "done":
         result = printable(effect["result"] or "null")[:160]
+        if effect["encrypted"] and not shown:
+            result = "encrypted (read it with --reveal)"
         return f"once {name}: done {cell(effect['finished_at'])}, result {result}"
     return (
         f"once {name}: unknown, its call was begun {cell(effect['begun_at'])} and never confirmed"

@@ -63,6 +63,8 @@ class Claim(NamedTuple):
     """The reference of the secret under which it was verified."""
     clock_s: float | None = None
     """How far the sender's clock was behind ours when it came, where it signed a time."""
+    key_id: str | None = None
+    """The key under which headers and body are sealed in the body; the digest is keyed then."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -337,6 +339,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "reconciled": claim.reconciled,
             "verified_by": claim.verified_by,
             "clock_s": claim.clock_s,
+            "key_id": claim.key_id,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]
@@ -345,7 +348,8 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
 
 def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
     if row["digest"] is not None:
-        is_comparable = not (claim.reconciled or row["reconciled"])
+        is_alike = (claim.key_id is None) == (row["key_id"] is None)  # both digests, or neither
+        is_comparable = is_alike and not (claim.reconciled or row["reconciled"])
         conflict = is_comparable and row["digest"] != claim.digest
         return Claimed(verdict=Verdict.DUPLICATE, conflict=conflict)
     if row["first_replay"] == ReplayPolicy.REFUSE and not claim.spooled:

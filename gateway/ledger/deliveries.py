@@ -16,6 +16,7 @@ from gateway.ledger.queries import QUERIES
 from gateway.ledger.sessions import Session
 from gateway.ledger.turns import Turn, advance
 from gateway.model import Event, Lease, Outcome, Status
+from gateway.sealing import sealed_under
 
 MAX_LOSSES: Final = 10
 """Runs lost in a row before a delivery is dead: its handler may be what ends its workers."""
@@ -44,6 +45,8 @@ class Settlement:
     detail: str | None = None
     """The error with its traceback, kept with the attempt."""
     delay: timedelta = timedelta()
+    sealed: bytes | None = None
+    """On an encrypted route: all that `error` and `detail` leave out, sealed."""
 
     @property
     def burned(self) -> bool:
@@ -127,19 +130,25 @@ async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Stat
     """Ends a run under its fence. Raises LeaseLost, having changed nothing, if the token is old."""
     if settlement.outcome in IN_VAIN:
         await ledger.execute(QUERIES["forget_in_vain"], lease.delivery_id, KEPT_IN_VAIN)
+    arguments = (
+        lease.delivery_id,
+        lease.token,
+        settlement.status,
+        settlement.outcome,
+        int(settlement.burned),
+        settlement.delay,
+        _storable(settlement.error),
+        _storable(settlement.detail),
+        MAX_LOSSES,
+    )
+    sealed = settlement.sealed
     with _fenced(lease):
-        status = await ledger.fetchval(
-            QUERIES["settle"],
-            lease.delivery_id,
-            lease.token,
-            settlement.status,
-            settlement.outcome,
-            int(settlement.burned),
-            settlement.delay,
-            _storable(settlement.error),
-            _storable(settlement.detail),
-            MAX_LOSSES,
-        )
+        if sealed is None:
+            status = await ledger.fetchval(QUERIES["settle"], *arguments)
+        else:
+            status = await ledger.fetchval(
+                QUERIES["settle_sealed"], *arguments, sealed, sealed_under(sealed)
+            )
     return Status(status)
 
 
@@ -230,11 +239,14 @@ def _lease(row: asyncpg.Record) -> Lease:
         handler=row["handler"],
         attempt=row["attempts"] + 1,
         event=event_of(row),
+        run=row["runs"],
+        sealed=None if row["key_id"] is None else row["body"],
     )
 
 
 def event_of(row: asyncpg.Record) -> Event:
-    """The event of a row that has all its columns."""
+    """The event of a row that has all its columns; where it is sealed, without what is in it."""
+    body = row["body"] if row["key_id"] is None else None
     return Event(
         id=row["event_id"],
         type=row["type"],
@@ -245,7 +257,7 @@ def event_of(row: asyncpg.Record) -> Event:
         occurred_at=row["occurred_at"],
         received_at=row["received_at"],
         headers=orjson.loads(row["headers"] or "{}"),
-        body=row["body"] or b"",
+        body=body or b"",
     )
 
 

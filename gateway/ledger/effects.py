@@ -9,7 +9,9 @@ import orjson
 from gateway.errors import LeaseLost
 from gateway.ledger.connection import Executor
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.sealed import Vault, open_result, seal_result
 from gateway.model import Lease
+from gateway.sealing import sealed_under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,9 @@ class Effect:
     """When a call was begun whose end is not known."""
 
 
-async def begin_effect(ledger: Executor, lease: Lease, name: str, *, again: bool) -> Effect:
+async def begin_effect(
+    ledger: Executor, lease: Lease, name: str, *, again: bool, vault: Vault
+) -> Effect:
     """Takes note that a call is about to be made. With `again`, also where one was made before and
     its end is unknown. Raises LeaseLost, having changed nothing, if the token is old."""
     while True:
@@ -38,16 +42,31 @@ async def begin_effect(ledger: Executor, lease: Lease, name: str, *, again: bool
         if row["status"] == "done" or not again:
             break
         # The run before has finished it this very moment: ask for what came of it.
-    result = None if row["result"] is None else orjson.loads(row["result"])
+    document = row["result"]
+    if row["sealed"] is not None:
+        document = open_result(vault.ring, lease.delivery_id, name, row["sealed"])
+    result = None if document is None else orjson.loads(document)
     return Effect(
         is_ours=False, is_done=row["status"] == "done", result=result, begun_at=row["begun_at"]
     )
 
 
-async def finish_effect(ledger: Executor, lease: Lease, name: str, result: bytes) -> None:
+async def finish_effect(
+    ledger: Executor, lease: Lease, name: str, result: bytes, *, vault: Vault
+) -> None:
     """Keeps the result. Raises LeaseLost where another run has begun the effect meanwhile."""
+    plain: str | None = result.decode()
+    sealed: bytes | None = None
+    if lease.event.route in vault.routes:
+        plain, sealed = None, seal_result(vault.ring, lease.delivery_id, name, result)
     kept = await ledger.fetchval(
-        QUERIES["finish_effect"], lease.delivery_id, name, lease.token, result.decode()
+        QUERIES["finish_effect"],
+        lease.delivery_id,
+        name,
+        lease.token,
+        plain,
+        sealed,
+        None if sealed is None else sealed_under(sealed),
     )
     if kept is None:
         raise LeaseLost(f"delivery {lease.delivery_id} belongs to another run now")

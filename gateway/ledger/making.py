@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from gateway.ledger.claims import Claim
+from gateway.ledger.sealed import Vault
 from gateway.model import Envelope
 from gateway.registry import Registry
 from gateway.routes import Route
@@ -22,13 +23,15 @@ def make_claim(
     body: bytes,
     digest: bytes,
     received_at: datetime,
+    vault: Vault,
     reconciled: bool = False,
     verified_by: str | None = None,
     clock_s: float | None = None,
 ) -> Claim:
-    """What the ledger is asked to keep: known by the bytes that came, whatever is kept of them."""
+    """What the ledger is asked to keep: known by the bytes that came, whatever is kept of them, and
+    sealed where the route is encrypted."""
     handlers = registry.for_event(route.name, envelope.type)
-    return Claim(
+    claim = Claim(
         route=route.name,
         provider=route.provider.name,
         envelope=envelope,
@@ -43,3 +46,4 @@ def make_claim(
         verified_by=verified_by,
         clock_s=clock_s,
     )
+    return vault.seal_claim(claim) if route.encrypt else claim

@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import asyncpg
 import orjson
 
-from gateway.errors import NotFound
+from gateway.errors import CannotOpen, CommandFailed, NotFound
 from gateway.failpoints import reached
 from gateway.ledger.bulk import Action, Mark, Order, OrderStatus, order_of
 from gateway.ledger.connection import Connection, Pooled
 from gateway.ledger.deliveries import turns_of
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.sealed import Vault, open_event
 from gateway.ledger.turns import advance
 from gateway.registry import Registry
 
@@ -48,9 +51,16 @@ class _Walked(NamedTuple):
     """One for each of the chosen that has its payload; an id where it was moved."""
 
 
-async def step(
-    connection: Session, order_id: int, resumed: int, registry: Callable[[], Registry]
-) -> Stepped:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What steps may need, read when they do: to replay what is dead, a project need not even be
+    there."""
+
+    registry: Callable[[], Registry]
+    vault: Callable[[], Vault]
+
+
+async def step(connection: Session, order_id: int, resumed: int, means: Means) -> Stepped:
     """Goes on with an order from its mark. `resumed`: the round in which the caller has it."""
     async with connection.transaction():
         row = await connection.fetchrow(QUERIES["hold_order"], order_id)
@@ -60,7 +70,7 @@ async def step(
         if order.resumed != resumed or order.status is not OrderStatus.RUNNING:
             return Stepped(order, 0, (), order.resumed == resumed)
         if order.action is Action.DELIVER:
-            walked = await _deliver(connection, order, registry())
+            walked = await _deliver(connection, order, means.registry(), means.vault)
         else:
             walked = await _move_dead(connection, order)
         moved = [row for row in walked.kept if row["id"] is not None]
@@ -103,7 +113,9 @@ async def _move_dead(connection: Session, order: Order) -> _Walked:
     return _Walked(mark, len(passed) == len(rows) < BATCH, len(ids), kept)
 
 
-async def _deliver(connection: Session, order: Order, registry: Registry) -> _Walked:
+async def _deliver(
+    connection: Session, order: Order, registry: Registry, vault: Callable[[], Vault]
+) -> _Walked:
     wanted, handler = order.filter, order.filter.handler or ""
     rows = await connection.fetch(
         QUERIES["walk_events"],
@@ -128,7 +140,7 @@ async def _deliver(connection: Session, order: Order, registry: Registry) -> _Wa
         QUERIES["deliver_events"],
         [row["route"] for row in chosen],
         [row["event_id"] for row in chosen],
-        [await _order_key(connection, registry, handler, row) for row in chosen],
+        [await _order_key(connection, registry, vault, handler, row) for row in chosen],
         handler,
         order.actor,
         order.reason,
@@ -161,7 +173,11 @@ def _choose(
 
 
 async def _order_key(
-    connection: Session, registry: Registry, handler: str, event: asyncpg.Record
+    connection: Session,
+    registry: Registry,
+    vault: Callable[[], Vault],
+    handler: str,
+    event: asyncpg.Record,
 ) -> str | None:
     """By which key the delivery takes turns. Bodies are read one at a time: some are large."""
     if not registry.takes_turns(event["route"], handler):
@@ -169,12 +185,21 @@ async def _order_key(
     row = await connection.fetchrow(QUERIES["read_payload"], event["route"], event["event_id"])
     if row is None:
         return None
-    asked = (event["route"], [handler], orjson.loads(row["headers"] or "{}"), row["body"])
+    read = partial(_read_key, registry, vault(), handler, event, row)
+    return await asyncio.to_thread(read) if len(row["body"]) > LARGE_BYTES else read()
+
+
+def _read_key(
+    registry: Registry, vault: Vault, handler: str, event: asyncpg.Record, row: asyncpg.Record
+) -> str | None:
+    route, headers, body = event["route"], orjson.loads(row["headers"] or "{}"), row["body"]
+    if row["key_id"] is not None:
+        try:
+            headers, body = open_event(vault.ring, route, event["event_id"], body)
+        except CannotOpen as error:
+            raise CommandFailed(f"event {event['event_id']} on {route}: {error}") from error
     try:
-        if len(row["body"]) > LARGE_BYTES:
-            keys = await asyncio.to_thread(registry.order_keys, *asked)
-        else:
-            keys = registry.order_keys(*asked)
+        key = registry.order_keys(route, [handler], headers, body).get(handler)
     except ValueError:  # no JSON: such an event is for its handler to refuse
         return None
-    return keys.get(handler)
+    return None if key is None else vault.turn_key(route, handler, key)

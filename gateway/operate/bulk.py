@@ -16,7 +16,7 @@ from gateway.ledger.bulk import Action, Order, OrderStatus
 from gateway.ledger.connection import CONTENDED, LOST, Executor, describe
 from gateway.ledger.filter import Filter
 from gateway.ledger.queries import QUERIES
-from gateway.ledger.steps import Session, Stepped, routes_of, step
+from gateway.ledger.steps import Means, Session, Stepped, routes_of, step
 from gateway.notation.problems import one_of
 from gateway.registry import Registry
 
@@ -111,7 +111,7 @@ class Carrier:
 
     session: Callable[[], AbstractAsyncContextManager[Session]]
     wake: Callable[[Sequence[int]], Awaitable[None]]
-    registry: Callable[[], Registry]
+    means: Means
 
     async def carry_out(self, order_id: int, resumed: int) -> AsyncGenerator[Order, None]:
         """Goes on until it is done or stopped; tells how it stands after each step.
@@ -155,7 +155,7 @@ class Carrier:
         for _ in range(TRIES):
             with suppress(*CONTENDED):
                 async with self.session() as connection:
-                    return await step(connection, order_id, resumed, self.registry)
+                    return await step(connection, order_id, resumed, self.means)
             await asyncio.sleep(random.uniform(0.01, 0.1))  # noqa: S311 (so that they miss each other)
         raise CommandFailed(f"order {order_id} gets in the way of others again and again")
 

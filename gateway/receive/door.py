@@ -22,6 +22,7 @@ from gateway.errors import (
     UnsupportedEncoding,
 )
 from gateway.ledger.claims import Claimer
+from gateway.ledger.sealed import Vault
 from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
 from gateway.providers import Headers
 from gateway.receive import answers
@@ -56,6 +57,7 @@ class Reception:
     tallies: Tallies
     addresses: Addresses
     strangers: Strangers
+    vault: Vault
 
 
 class Door(ABC):
@@ -66,6 +68,7 @@ class Door(ABC):
         self._route = route
         self._registry = reception.registry
         self._claimer = reception.claimer
+        self._vault = reception.vault
         self._admission = reception.admission
         self._deadlines = reception.deadlines
         self._gate = Gate(route, reception.addresses, reception.strangers)

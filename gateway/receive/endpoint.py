@@ -174,6 +174,7 @@ class Endpoint(Door):
             body=incoming.body,
             digest=hashlib.sha256(incoming.body).digest(),
             received_at=now,
+            vault=self._vault,
             verified_by=self._key_names[verified.key],
             clock_s=None if signed_at_s is None else now.timestamp() - signed_at_s,
         )

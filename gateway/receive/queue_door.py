@@ -57,7 +57,7 @@ class QueueDoor(Door):
         now = datetime.now(UTC)
         redaction = self._route.redaction
         handlers = self._registry.for_event(self._route.name, job.type)
-        return Claim(
+        claim = Claim(
             route=self._route.name,
             provider=self._route.provider.name,
             envelope=Envelope(id=job.id, type=job.type, occurred_at=now),
@@ -70,6 +70,7 @@ class QueueDoor(Door):
             order_keys=self._registry.order_keys(self._route.name, handlers, {}, job.body),
             delay=job.delay or None,
         )
+        return self._vault.seal_claim(claim) if self._route.encrypt else claim
 
     def _answered(self, envelope: Envelope, claimed: Claimed) -> Answer:
         fields = {"event_id": envelope.id, "type": envelope.type}

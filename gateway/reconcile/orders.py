@@ -17,6 +17,7 @@ from gateway.ledger.bulk import read_clock
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import TROUBLE, Connection, Pooled, close_quietly, connect, describe
 from gateway.ledger.reconciliations import Order, find_reconciliation, reconciling
+from gateway.ledger.sealed import Vault
 from gateway.reconcile.api import Rest
 from gateway.reconcile.clients import (
     find_route,
@@ -50,6 +51,7 @@ class Means:
     url: str
     config: Config
     registry: Registry
+    vault: Vault
     wake: Callable[[Sequence[int]], Awaitable[None]]
     """Tells workers of new deliveries."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -218,6 +220,7 @@ async def _claims(stack: AsyncExitStack, means: Means, work: Work, events: Strip
         events=events,
         claimer=claimer,
         registry=means.registry,
+        vault=means.vault,
         accepted=accepted,
         wake=means.wake,
     )

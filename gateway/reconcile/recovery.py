@@ -13,6 +13,7 @@ from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import Connection
 from gateway.ledger.gaps import Gap, ask_gap, close_gaps, explain_gap, give_up, next_gaps
 from gateway.ledger.making import make_claim
+from gateway.ledger.sealed import Vault
 from gateway.model import Rate
 from gateway.providers import Incoming
 from gateway.reconcile.api import Refused, Rest
@@ -84,6 +85,7 @@ class Claims:
     events: StripeEvents
     claimer: Claimer
     registry: Registry
+    vault: Vault
     accepted: list[int]
     """The deliveries that the claimer has made since workers were last told."""
     wake: Callable[[Sequence[int]], Awaitable[None]]
@@ -130,6 +132,7 @@ class Claims:
                 body=body,
                 digest=hashlib.sha256(body).digest(),
                 received_at=datetime.now(UTC),
+                vault=self.vault,
                 reconciled=True,
             )
         except (BadPayload, ValueError) as error:

@@ -15,6 +15,7 @@ from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.gaps import forget_gaps
 from gateway.ledger.reconciliations import SCHEDULE, Scheduled, find_scheduled, forget_runs
 from gateway.ledger.refusals import forget_refusals
+from gateway.ledger.sealed import Vault
 from gateway.reconcile.orders import Means, begin, carry_out, resume, tell
 from gateway.registry import Registry
 from gateway.routes import Config, Route
@@ -36,13 +37,14 @@ class Schedule:
         url: str,
         config: Config,
         registry: Registry,
+        vault: Vault,
         hint: Callable[[Iterable[int]], None],
     ) -> None:
         async def wake(delivery_ids: Sequence[int]) -> None:
             hint(delivery_ids)
 
         self._ledger = ledger
-        self._means = Means(url=url, config=config, registry=registry, wake=wake)
+        self._means = Means(url=url, config=config, registry=registry, vault=vault, wake=wake)
         self._longest_key = max((r.retention.key for r in config.routes), default=timedelta(0))
         self._tidied_at = time.monotonic() - TIDY_S
 

@@ -13,6 +13,7 @@ from gateway.routes.config import (
 from gateway.routes.destinations import check_destinations
 from gateway.routes.file import json_schema
 from gateway.routes.forward import Forward
+from gateway.routes.keys import check_keys
 
 __all__ = [
     "AlertDestinations",
@@ -24,6 +25,7 @@ __all__ = [
     "check_api_keys",
     "check_destinations",
     "check_hook_keys",
+    "check_keys",
     "check_secrets",
     "json_schema",
     "load_config",

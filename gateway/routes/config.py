@@ -49,7 +49,9 @@ from gateway.secrets import (
 )
 
 PAYLOAD_RETENTION: Final = timedelta(days=14)
-SECRET_KEYS: Final = frozenset({"secrets", "tokens", "api_key", "token", "private_key"})
+SECRET_KEYS: Final = frozenset(
+    {"secrets", "tokens", "api_key", "token", "private_key", "keys", "digest_key"}
+)
 OUTBOUND_KEYS: Final = frozenset({"url", "headers", "sign"})
 """Whose values can be secrets, also where they are not what they should be."""
 ALERT_KEYS: Final = frozenset({"alerts", "webhook", "slack", "url", "sign"})
@@ -87,6 +89,8 @@ class Route:
     """From where requests may come; None from anywhere."""
     limit: Rate | None = None
     """How many verified events one process takes; None as many as come."""
+    encrypt: bool = False
+    """Whether what came, and what was made of it, is stored encrypted."""
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -105,6 +109,9 @@ class Config:
     retry: RetryPolicy
     routes: tuple[Route, ...]
     alerts: Alerts = field(default_factory=Alerts)
+    keys: tuple[SecretRef, ...] = ()
+    """Under which encrypted routes are stored: the first one encrypts, all of them decrypt."""
+    digest_key: SecretRef | None = None
     lines: Mapping[Location, int] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -135,7 +142,7 @@ class Config:
 def load_config(path: Path) -> Config:
     """Read and check the file. Raises ConfigInvalid with everything that is wrong with it."""
     document = read_document(path)
-    problems = [*document.problems, *_shared_paths(document)]
+    problems = [*document.problems, *_shared_paths(document), *_keyless(document)]
     try:
         content = RoutesFile.model_validate(document.value)
     except ValidationError as error:
@@ -256,6 +263,20 @@ def _shared_paths(document: Document) -> Iterator[Problem]:
             )
 
 
+def _keyless(document: Document) -> Iterator[Problem]:
+    """Routes that are to be encrypted with no key; in the raw file, as the paths are."""
+    routes = document.value.get("routes")
+    if document.value.get("keys") is not None or not isinstance(routes, dict):
+        return
+    for name, route in routes.items():
+        if isinstance(route, dict) and route.get("encrypt") is True:
+            yield document.lines.problem(
+                ("routes", name, "encrypt"),
+                found="true, but the file has no `keys`",
+                expected="keys: [env:PAYLOAD_KEY] at the top of the file",
+            )
+
+
 def _default_path(name: str) -> str:
     return f"/webhooks/{name}"
 
@@ -273,6 +294,8 @@ def _config(path: Path, content: RoutesFile, lines: Lines) -> Config:
             for name, item in content.routes.items()
         ),
         alerts=make_alerts(content.alerts),
+        keys=tuple(content.keys or ()),
+        digest_key=content.digest_key,
         lines=lines.numbers,
     )
 
@@ -311,6 +334,7 @@ def _route(
         redaction=Redaction(tuple(section.redact), section.redact_at) if section.redact else None,
         allow=None if section.allow is None else Networks(tuple(section.allow)),
         limit=section.limit,
+        encrypt=section.encrypt,
     )
 
 

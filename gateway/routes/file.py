@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -129,6 +129,11 @@ class HandlingSection(Section):
         description="Whether they are taken out of what is shown, or of what is stored too: then"
         " handlers do not get them either.",
     )
+    encrypt: Annotated[bool, Strict()] = Field(
+        default=False,
+        description="Whether headers, bodies, results and the text of errors are stored encrypted,"
+        " under the first of `keys`.",
+    )
 
 
 class QueueSection(HandlingSection):
@@ -215,6 +220,17 @@ class RoutesFile(Section):
     )
     alerts: AlertsSection | None = Field(
         default=None, description="When people are told of trouble, and where."
+    )
+    keys: list[Reference] | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the keys are under which routes with `encrypt` are stored: env:NAME or"
+        " file:/path. The first one encrypts, all of them decrypt.",
+    )
+    digest_key: Reference | None = Field(
+        default=None,
+        description="Where the key is for the digests that stand in the place of encrypted values;"
+        " never changed.",
     )
     routes: dict[RouteName, AnySection] = Field(
         min_length=1,

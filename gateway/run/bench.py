@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from gateway.ledger.connection import Pool
+from gateway.ledger.sealed import Vault
 from gateway.ledger.sessions import Sessions
 from gateway.ledger.tallies import Tallies
 from gateway.registry import Registry
@@ -30,6 +31,8 @@ class Workbench:
     config: Config
     registry: Registry
     """Who takes the jobs that handlers publish."""
+    vault: Vault
+    """The keys of encrypted routes."""
     api_keys: Mapping[str, Secret] = field(default_factory=dict)
     """By the name of the route, for `ctx.stripe`."""
     resources: Mapping[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.effects import Effects, Unknown
 from gateway.run.hiding import handler_log
-from gateway.run.publish import Outbox
+from gateway.run.publish import Outbox, job_arguments
 from gateway.run.resources import Resources
 from gateway.run.upsert import (
     UNVERSIONED,
@@ -199,7 +199,7 @@ class Context:
             attempt=lease.attempt,
         )
         """A logger whose lines carry route, event id and delivery id, and no redacted value."""
-        self._outbox = Outbox(bench.config, bench.registry, self.idempotency_key)
+        self._outbox = Outbox(bench.config, bench.registry, bench.vault, self.idempotency_key)
 
     async def upsert(
         self,
@@ -273,10 +273,10 @@ class Context:
         whether it is a new job.
         """
         job = self._outbox.make(queue, payload, key, type)
-        row = await self.db.run_own(QUERIES["publish"], *job.arguments(datetime.now(UTC)))
+        row = await self.db.run_own(QUERIES["publish"], *job_arguments(job))
         if row is None or not row["is_new"]:
             if row is not None and row["differs"]:
-                self.log.warning("published_with_another_payload", queue=queue, key=job.key)
+                self.log.warning("published_with_another_payload", queue=queue, key=job.envelope.id)
             return False
         self._outbox.note(job, row["delivery_ids"])
         return True
@@ -312,7 +312,7 @@ class Context:
 
     @cached_property
     def _effects(self) -> Effects:
-        return Effects(self._bench.ledger, self._lease, self.log)
+        return Effects(self._bench.ledger, self._lease, self._bench.vault, self.log)
 
 
 def outbox_of(context: Context) -> Outbox:

@@ -14,6 +14,7 @@ from gateway.errors import NotSent, StorageUnavailable
 from gateway.failpoints import reached
 from gateway.ledger.connection import LOST, TROUBLE, Pool, describe
 from gateway.ledger.effects import Effect, begin_effect, finish_effect, release_effect
+from gateway.ledger.sealed import Vault
 from gateway.model import Lease
 
 Unknown = Literal["retry", "skip"]
@@ -37,9 +38,12 @@ KEEP_AGAIN_S: Final = 0.5
 class Effects:
     """The outside effects of one delivery, in one run."""
 
-    def __init__(self, ledger: Pool, lease: Lease, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(
+        self, ledger: Pool, lease: Lease, vault: Vault, log: structlog.stdlib.BoundLogger
+    ) -> None:
         self._ledger = ledger
         self._lease = lease
+        self._vault = vault
         self._log = log
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._made: set[str] = set()
@@ -81,7 +85,9 @@ class Effects:
 
     async def _begin(self, name: str, *, again: bool) -> Effect:
         try:
-            return await begin_effect(self._ledger, self._lease, name, again=again)
+            return await begin_effect(
+                self._ledger, self._lease, name, again=again, vault=self._vault
+            )
         except LOST as error:
             raise StorageUnavailable(f"once({name!r}): {describe(error)}") from error
 
@@ -103,7 +109,9 @@ class Effects:
         except TypeError as error:
             problem = str(error)
         kept = b"null" if problem else document
-        await self._insist(lambda: finish_effect(self._ledger, self._lease, name, kept))
+        await self._insist(
+            lambda: finish_effect(self._ledger, self._lease, name, kept, vault=self._vault)
+        )
         if problem:
             raise TypeError(
                 f"ctx.once({name!r}) has made its call, but cannot keep the result "

@@ -3,23 +3,33 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import asyncpg
 import structlog
 
-from gateway.errors import HandlerSignal, LeaseLost, StorageUnavailable
+from gateway.errors import (
+    CannotOpen,
+    HandlerSignal,
+    KeyMissing,
+    LeaseLost,
+    SealBroken,
+    StorageUnavailable,
+)
 from gateway.failpoints import reached
 from gateway.ledger.claims import Verdict
 from gateway.ledger.connection import CONTENDED, TROUBLE, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
+from gateway.ledger.sealed import open_event
 from gateway.ledger.tallies import REQUESTS
 from gateway.ledger.turns import advance
 from gateway.model import Lease, Outcome, Status
 from gateway.redaction.hiding import Hide
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
+from gateway.run.concealment import conceal
 from gateway.run.context import Context, outbox_of
 from gateway.run.hiding import hiding
 from gateway.run.once_per import AtIt, DoneBefore, OncePer
@@ -31,6 +41,12 @@ STOP_S: Final = 5.0
 RESETTLE_S: Final = 0.5
 AWAY: Final = "Postgres went away"
 AFTER_LOSS: Final = timedelta(seconds=1)
+WITHOUT_KEY: Final = timedelta(seconds=30)
+"""Until a delivery is tried again whose key this worker has not: another may have it, and a person
+has to see to it."""
+
+THREAD_BYTES: Final = 1024 * 1024
+"""What is larger is opened in a thread, so that it does not hold up the others."""
 
 log = structlog.get_logger("gateway.run")
 
@@ -50,13 +66,14 @@ class Execution:
         self.subscription = subscription
         self._bench = bench
         self._is_more = is_more
-        self._context = Context(lease=lease, subscription=subscription, bench=bench)
+        self._context = self._make_context()
         self._once_per: OncePer | None = None
-        if subscription.once_per is not None:
-            self._once_per = OncePer(lease, subscription.once_per, bench.ledger)
         self._handler: asyncio.Task[None] | None = None
         self._stopped_because: str | None = None
         self._lease_lost = False
+
+    def _make_context(self) -> Context:
+        return Context(lease=self.lease, subscription=self.subscription, bench=self._bench)
 
     def stop(self, because: str) -> None:
         """Cancels the handler and gives the delivery back, without burning an attempt."""
@@ -73,7 +90,8 @@ class Execution:
         """Runs the handler and settles the delivery; never raises for what the handler did."""
         started = time.monotonic()
         try:
-            settlement = await self._finish(await self._check() or await self._call())
+            error = await self._open() or await self._check() or await self._call()
+            settlement = await self._finish(error)
         except LeaseLost:
             self._context.log.warning("lease_lost")
             return
@@ -90,10 +108,30 @@ class Execution:
         self._bench.tallies.add(lease.event.route, lease.handler, outcome, seconds)
         _tell(self._context, settlement, seconds)
 
+    async def _open(self) -> CannotOpen | None:
+        """Where the event is kept sealed: why it cannot be read."""
+        lease = self.lease
+        if lease.sealed is None:
+            return None
+        where = self._bench.vault.ring, lease.event.route, lease.event.id, lease.sealed
+        try:
+            if len(lease.sealed) > THREAD_BYTES:
+                headers, body = await asyncio.to_thread(open_event, *where)
+            else:
+                headers, body = open_event(*where)
+        except CannotOpen as error:
+            return error
+        event = replace(lease.event, headers=headers, body=body)
+        self.lease = replace(lease, event=event, sealed=None)
+        self._context = self._make_context()  # what it hides in its log lines is in the payload
+        return None
+
     async def _check(self) -> BaseException | None:
         """Where the handler acts once per key: why it is not to be run."""
-        if self._once_per is None:
+        if self.subscription.once_per is None:
             return None
+        bench = self._bench
+        self._once_per = OncePer(self.lease, self.subscription.once_per, bench.ledger, bench.vault)
         try:
             await self._once_per.reserve()
         except TROUBLE as error:
@@ -161,7 +199,8 @@ class Execution:
             error = await self._complete()
             if error is None:
                 return DONE
-        settlement = self._judge(error, await hiding(self._bench.config, self.lease.event))
+        hide = await hiding(self._bench.config, self.lease.event)
+        settlement = conceal(self._judge(error, hide), error, self.lease, self._bench.vault)
         await self._context.db.close()
         return await self._settle_apart(settlement)
 
@@ -185,6 +224,10 @@ class Execution:
     def _judge(self, error: BaseException, hide: Hide) -> Settlement:
         if isinstance(error, DoneBefore):
             return Settlement(status=Status.DONE, outcome=Outcome.SKIPPED, error=str(error))
+        if isinstance(error, KeyMissing):
+            return _again(Outcome.DEFERRED, summary(error), WITHOUT_KEY)
+        if isinstance(error, SealBroken):
+            return Settlement(status=Status.DEAD, outcome=Outcome.DEAD, error=summary(error))
         if isinstance(error, AtIt):
             return _again(Outcome.RELEASED, str(error), AFTER_LOSS)
         if not isinstance(error, HandlerSignal | HandlerTimeout):

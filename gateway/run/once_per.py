@@ -7,6 +7,7 @@ import asyncpg
 from gateway.errors import LeaseLost, Reject
 from gateway.ledger.connection import Pool
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.sealed import Vault
 from gateway.model import Lease
 from gateway.registry.key_path import KeyPath
 
@@ -24,10 +25,11 @@ class AtIt(Exception):
 class OncePer:
     """One delivery of such a handler."""
 
-    def __init__(self, lease: Lease, path: KeyPath, ledger: Pool) -> None:
+    def __init__(self, lease: Lease, path: KeyPath, ledger: Pool, vault: Vault) -> None:
         self._lease = lease
         self._path = path
         self._ledger = ledger
+        self._vault = vault
         self._key: str | None = None
         """Read before the run: the handler may change the payload."""
 
@@ -53,5 +55,8 @@ class OncePer:
 
     @property
     def _arguments(self) -> tuple[object, ...]:
-        lease = self._lease
-        return lease.event.route, lease.handler, self._key, lease.delivery_id, lease.token
+        lease, key = self._lease, self._key or ""
+        route, handler = lease.event.route, lease.handler
+        kept = self._vault.turn_key(route, handler, key)
+        former = None if kept == key else key  # of before the route was encrypted
+        return route, handler, kept, lease.delivery_id, lease.token, former

@@ -59,14 +59,19 @@ def backoff(policy: RetryPolicy, attempt: int) -> timedelta:
 def summary(error: BaseException, hide: Hide = as_it_is) -> str:
     """The error in one line."""
     text = " ".join(hide(_text(error)).split())[:LINE_CHARS]  # half a value is not recognised
-    name = _name(error)
+    name = name_of(error)
     return f"{name}: {text}" if text else name
 
 
 def detail(error: BaseException, hide: Hide = as_it_is) -> str:
     """The error with the frames that led to it."""
+    return "\n".join([summary(error, hide), *frames(error)])
+
+
+def frames(error: BaseException) -> list[str]:
+    """Where it came from: lines of code, and no values."""
     lines = traceback.format_tb(error.__traceback__, limit=-FRAMES)
-    return "\n".join([summary(error, hide), *(line.rstrip() for line in lines)])
+    return [line.rstrip() for line in lines]
 
 
 def _text(error: BaseException) -> str:
@@ -76,7 +81,8 @@ def _text(error: BaseException) -> str:
         return "(its text cannot be had)"
 
 
-def _name(error: BaseException) -> str:
+def name_of(error: BaseException) -> str:
+    """In a word, what it is."""
     if isinstance(error, Reject):
         return "REJECTED"
     return "TIMEOUT" if isinstance(error, HandlerTimeout) else type(error).__name__

@@ -1,47 +1,44 @@
 """`ctx.publish`: follow-up work, written in the handler's own transaction."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
+from gateway.ledger.claims import Claim
+from gateway.ledger.sealed import Vault
 from gateway.ledger.turns import Turn
-from gateway.providers.publish import EXACT, NAME_EXPECTED, is_name, job_digest
+from gateway.model import Envelope
+from gateway.providers.publish import EXACT, NAME_EXPECTED, PUBLISH, is_name, job_digest
 from gateway.registry import Registry
 from gateway.routes import Config, Route
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """An event that nobody sent."""
-
-    queue: str
-    key: str
-    type: str
-    body: bytes
-    digest: bytes
-    handlers: tuple[str, ...]
-    order_keys: dict[str, str]
-
-    def arguments(self, now: datetime) -> tuple[Any, ...]:
-        """As the statement `publish` takes them."""
-        keys = [self.order_keys.get(handler) for handler in self.handlers]
-        event = self.queue, self.key, self.type, now, self.digest, self.body
-        return *event, list(self.handlers), keys
-
-    @property
-    def turns(self) -> list[Turn]:
-        return [Turn(self.queue, handler, key) for handler, key in self.order_keys.items()]
+def job_arguments(job: Claim) -> tuple[Any, ...]:
+    """A job as the statement `publish` takes it."""
+    return (
+        job.route,
+        job.envelope.id,
+        job.envelope.type,
+        job.received_at,
+        job.digest,
+        job.body,
+        list(job.handlers),
+        [job.order_keys.get(handler) for handler in job.handlers],
+        job.key_id,
+    )
 
 
 class Outbox:
     """What one delivery publishes in one run."""
 
-    def __init__(self, config: Config, registry: Registry, make_key: Callable[[str], str]) -> None:
+    def __init__(
+        self, config: Config, registry: Registry, vault: Vault, make_key: Callable[[str], str]
+    ) -> None:
         self._config = config
         self._registry = registry
+        self._vault = vault
         self._make_key = make_key
         self._unnamed = 0
         self.delivery_ids: list[int] = []
@@ -51,8 +48,8 @@ class Outbox:
         self.queues: list[str] = []
         """The queue of each."""
 
-    def make(self, queue: str, payload: Any, key: str | None, type: str | None) -> Job:
-        """Raises ValueError or TypeError for what can be no job."""
+    def make(self, queue: str, payload: Any, key: str | None, type: str | None) -> Claim:
+        """A job as it is kept. Raises ValueError or TypeError for what can be none."""
         route = self._queue(queue)
         body = _body(route, payload)
         if key is None:
@@ -60,21 +57,26 @@ class Outbox:
             key = self._make_key(f"publish:{self._unnamed}")
         job_type = _checked("type", queue if type is None else type)
         handlers = self._registry.for_event(queue, job_type)
-        return Job(
-            queue=queue,
-            key=_checked("key", key),
-            type=job_type,
-            body=body if route.redaction is None else route.redaction.store({}, body),
+        now = datetime.now(UTC)
+        job = Claim(
+            route=queue,
+            provider=PUBLISH.name,
+            envelope=Envelope(id=_checked("key", key), type=job_type, occurred_at=now),
+            received_at=now,
             digest=job_digest(job_type, EXACT.decode(body.decode())),
+            headers={},
+            body=body if route.redaction is None else route.redaction.store({}, body),
+            replay=None,
             handlers=handlers,
             order_keys=self._registry.order_keys(queue, handlers, {}, body),
         )
+        return self._vault.seal_claim(job)
 
-    def note(self, job: Job, delivery_ids: Iterable[int]) -> None:
+    def note(self, job: Claim, delivery_ids: Iterable[int]) -> None:
         """A job was written."""
-        self.queues.append(job.queue)
+        self.queues.append(job.route)
         self.delivery_ids.extend(delivery_ids)
-        self.turns.extend(job.turns)
+        self.turns.extend(Turn(job.route, handler, k) for handler, k in job.order_keys.items())
 
     def _queue(self, name: str) -> Route:
         queues = {r.name: r for r in self._config.routes if r.provider.is_queue}

@@ -16,7 +16,8 @@ from gateway.ledger.claims import Claim
 from gateway.model import Envelope, ReplayPolicy
 
 MAGIC: Final = b"\xffGWSPL1\xff"
-"""Begins a record, and can be in none: bodies and facts are UTF-8, which has no such byte."""
+"""Begins a record, and can be in none: bodies and facts are UTF-8, which has no such byte. What is
+sealed has it by a chance of 2^-64 only, and a sender has no hand in it."""
 
 LENGTHS: Final = struct.Struct(">II")
 CHECKSUM_BYTES: Final = 16
@@ -63,6 +64,7 @@ def encode(claim: Claim) -> bytes:
             "order_keys": dict(claim.order_keys),
             "verified_by": claim.verified_by,
             "clock_s": claim.clock_s,
+            "key_id": claim.key_id,
         }
     )
     lengths = LENGTHS.pack(len(facts), len(claim.body))
@@ -147,6 +149,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         spooled=True,
         verified_by=facts.get("verified_by"),
         clock_s=facts.get("clock_s"),
+        key_id=facts.get("key_id"),  # nor of before there were keys
     )
 
 

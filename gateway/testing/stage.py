@@ -12,6 +12,7 @@ import asyncpg
 from gateway.ledger.claims import Claim, Claimer, Verdict
 from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
 from gateway.ledger.deliveries import event_of, lease_due, lease_hinted, reap, replay
+from gateway.ledger.sealed import OPEN
 from gateway.ledger.sessions import Sessions
 from gateway.ledger.turns import Turn, advance, keep_policies
 from gateway.model import Envelope, Event, Lease
@@ -76,6 +77,7 @@ class Stage:
             patience=PATIENCE,
             config=self._project.config,
             registry=self._project.registry,
+            vault=OPEN,
             api_keys={r.name: API_KEY for r in self._project.config.routes if r.api_key},
             resources=self._resources,
             on_retry=lambda _: None,

@@ -1,7 +1,10 @@
-"""Development secrets and tokens for the routes of an `up`."""
+"""Development secrets, tokens and keys for the routes of an `up`."""
+
+from secrets import token_hex
 
 from gateway.development import SECRETS_FILE, development_secrets
 from gateway.routes import Config
+from gateway.sealing import KEY_BYTES
 from gateway.settings import Settings
 
 
@@ -15,6 +18,10 @@ def make_up_secrets(
         made_up |= development_secrets(
             settings.data_dir, references, variables, make=route.provider.make_secret
         )
+    keys = [str(ref) for ref in (*config.keys, config.digest_key) if ref is not None]
+    made_up |= development_secrets(
+        settings.data_dir, keys, variables, make=lambda: token_hex(KEY_BYTES)
+    )
     if made_up:
         variables["GATEWAY_DEV_SECRETS"] = str((settings.data_dir / SECRETS_FILE).absolute())
     return tuple(made_up)

@@ -13,6 +13,7 @@ from gateway.ledger.connection import Connection
 from gateway.ledger.deliveries import DONE, lease_due, settle
 from gateway.ledger.effects import begin_effect, finish_effect
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.sealed import OPEN
 from gateway.ledger.turns import StuckTurns, Turn, advance
 from gateway.model import Lease, OnDead, Rate
 from gateway.registry.key_path import KeyPath
@@ -53,10 +54,10 @@ async def test_a_result_whose_answer_got_lost_is_kept_again_and_no_lease_is_give
 ) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
     lease = await lease_one(connection)
-    await begin_effect(connection, lease, "mail", again=True)
+    await begin_effect(connection, lease, "mail", again=True, vault=OPEN)
     for _ in range(2):
-        await finish_effect(connection, lease, "mail", b'"sent"')
-    kept = await begin_effect(connection, lease, "mail", again=True)
+        await finish_effect(connection, lease, "mail", b'"sent"', vault=OPEN)
+    kept = await begin_effect(connection, lease, "mail", again=True, vault=OPEN)
     assert (kept.is_done, kept.result) == (True, "sent")
 
 
@@ -66,15 +67,15 @@ async def test_a_run_that_begins_while_the_one_before_finishes_gets_what_came_of
     """It waits for the other's commit, and its own look was before that."""
     await claim_all(database_url, [make_claim("evt_1")])
     lost = await lease_one(connection)
-    await begin_effect(connection, lost, "mail", again=True)
+    await begin_effect(connection, lost, "mail", again=True, vault=OPEN)
     await ledger.run("update gateway.deliveries set status = 'pending', lease_token = null")
     held = await lease_one(connection)
     transaction = connection.transaction()
     await transaction.start()
-    await finish_effect(connection, lost, "mail", b'"sent"')
+    await finish_effect(connection, lost, "mail", b'"sent"', vault=OPEN)
     other = await asyncpg.connect(database_url)
     try:
-        asking = asyncio.create_task(begin_effect(other, held, "mail", again=True))
+        asking = asyncio.create_task(begin_effect(other, held, "mail", again=True, vault=OPEN))
         await until(lambda: ledger.value(BLOCKED))
         await transaction.commit()
         effect = await asking
@@ -91,7 +92,7 @@ async def test_a_run_without_its_lease_begins_nothing(
     await ledger.run("update gateway.deliveries set status = 'pending', lease_token = null")
     await lease_one(connection)
     with pytest.raises(LeaseLost):
-        await begin_effect(connection, lost, "mail", again=True)
+        await begin_effect(connection, lost, "mail", again=True, vault=OPEN)
     assert await ledger.value("select count(*) from gateway.effects") == 0
 
 

@@ -120,7 +120,8 @@ TURNS: Final = (
     ["handlers.h1"] * BATCH,
     [f"key_{n}" for n in range(2, 2 + BATCH)],
 )
-JOB: Final = ("tasks", "job_1", "tasks", NOW, b"", b"{}", ["h1", "h2"], [None, "key_1"])
+JOB: Final = ("tasks", "job_1", "tasks", NOW, b"", b"{}", ["h1", "h2"], [None, "key_1"], None)
+KEY_ID: Final = "0123456789abcdef"
 START: Final = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 OLDEST: Final = '{"(0,1)","(0,2)","(1,1)","(1,2)"}'
 
@@ -272,11 +273,11 @@ CASES: Final = [
     Case(query="find_due", arguments=(PENDING, *HANDLERS), rows=BATCH),
     Case(
         query="reserve_once",
-        arguments=("stripe", "handlers.h0", "key_new", RUNNING[0], TOKENS[0]),
+        arguments=("stripe", "handlers.h0", "key_new", RUNNING[0], TOKENS[0], "key_old"),
     ),
-    Case(query="keep_once", arguments=("stripe", "handlers.h0", "key_100", 100, TOKENS[0])),
+    Case(query="keep_once", arguments=("stripe", "handlers.h0", "key_100", 100, TOKENS[0], "a")),
     Case(query="begin_effect", arguments=(RUNNING[0], TOKENS[0], "receipt", True)),
-    Case(query="finish_effect", arguments=(100, "receipt", TOKENS[0], "null")),
+    Case(query="finish_effect", arguments=(100, "receipt", TOKENS[0], "null", None, None)),
     Case(query="release_effect", arguments=(100, "receipt", TOKENS[0])),
     Case(query="publish", arguments=JOB, rows=2),
     Case(query="renew", arguments=(RUNNING, TOKENS, DAY), rows=BATCH),
@@ -289,6 +290,14 @@ CASES: Final = [
         query="settle",
         arguments=(RUNNING[0], TOKENS[0], "pending", "lost", 0, DAY, "gone", None, 10),
         by="lost",
+    ),
+    Case(
+        query="settle_sealed",
+        arguments=(
+            *(RUNNING[0], TOKENS[0], "dead", "dead", 1, DAY, "gone", None, 10),
+            *(b"sealed", KEY_ID),
+        ),
+        rows=2,
     ),
     Case(query="forget_in_vain", arguments=(RUNNING[0], 100)),
     Case(query="reap", arguments=(200, 10, timedelta()), rows=100),
@@ -386,6 +395,7 @@ CASES: Final = [
     Case(query="look_backlog", arguments=(NOW,), rows=10),
     Case(query="describe_dead", arguments=(*HANDLERS, BATCH), rows=3 * BATCH),
     Case(query="describe_backlog", arguments=(*HANDLERS, BATCH, NOW), rows=3 * BATCH),
+    Case(query="note_reveal", arguments=("ann", None, ["stripe"], ["evt_1"])),
     Case(query="note_test", arguments=("ann",)),
 ]
 

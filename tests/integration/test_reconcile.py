@@ -16,6 +16,7 @@ from gateway.errors import CommandFailed, ConfigInvalid
 from gateway.ledger.forgetting import forget_all
 from gateway.ledger.reconciliations import find_reconciliation, last_runs
 from gateway.ledger.refusals import Refusal, note_refusals
+from gateway.ledger.sealed import OPEN
 from gateway.model import Rate, ReplayPolicy, Retention
 from gateway.providers import PROVIDERS
 from gateway.reconcile.orders import Means, begin, carry_out, resume
@@ -76,6 +77,7 @@ class Office:
         self.rests: list[float] = []
         self.woken: list[int] = []
         self.means = Means(
+            vault=OPEN,
             url=url,
             config=make_config(*routes),
             registry=Registry([subscribe(count, route=r.name) for r in routes]),
@@ -247,6 +249,7 @@ async def test_types_that_no_handler_takes_are_left_alone_where_the_route_names_
     stripe.events = [stripe_event(1, NOW - MINUTE * 9), stripe_event(2, NOW - MINUTE * 9, type="x")]
     office = Office(database_url, stripe_route())
     office.means = Means(
+        vault=OPEN,
         url=database_url,
         config=office.means.config,
         registry=Registry([subscribe(count), subscribe(count, name="x")][:0]),
@@ -862,6 +865,7 @@ async def test_a_schedule_begins_now_and_goes_on_where_the_last_good_run_ended(
     schedules = [
         Schedule(
             pool,
+            vault=OPEN,
             url=database_url,
             config=make_config(route),
             registry=Registry([subscribe(count)]),
@@ -911,6 +915,7 @@ async def test_until_a_scheduled_run_is_good_the_next_begins_where_the_first_did
     pool = await asyncpg.create_pool(database_url, min_size=1, max_size=2)
     schedule = Schedule(
         pool,
+        vault=OPEN,
         url=database_url,
         config=make_config(route),
         registry=Registry([subscribe(count)]),
@@ -938,7 +943,12 @@ async def test_a_schedule_outlives_a_failing_provider_and_a_missing_key(
     route = stripe_route(reconcile=Reconcile(api_url=STRIPE_API, every=15 * MINUTE))
     pool = await asyncpg.create_pool(database_url, min_size=1, max_size=2)
     schedule = Schedule(
-        pool, url=database_url, config=make_config(route), registry=Registry([]), hint=print
+        pool,
+        url=database_url,
+        vault=OPEN,
+        config=make_config(route),
+        registry=Registry([]),
+        hint=print,
     )
     monkeypatch.delenv("STRIPE_API_KEY", raising=False)
     await schedule.look()
@@ -997,7 +1007,12 @@ async def test_what_was_closed_long_ago_is_forgotten(
     )
     pool = await asyncpg.create_pool(database_url, min_size=1, max_size=1)
     schedule = Schedule(
-        pool, url=database_url, config=office.means.config, registry=Registry([]), hint=print
+        pool,
+        url=database_url,
+        vault=OPEN,
+        config=office.means.config,
+        registry=Registry([]),
+        hint=print,
     )
     await schedule.tidy()
     connection = await pool.acquire()

@@ -18,6 +18,7 @@ from gateway.api.office import Office
 from gateway.api.operations import OPERATIONS
 from gateway.ledger.connection import open_pool
 from gateway.ledger.making import make_claim as make_real_claim
+from gateway.ledger.sealed import OPEN
 from gateway.model import Envelope
 from gateway.providers import PROVIDERS
 from gateway.redaction import FieldPath, RedactAt, Redaction
@@ -148,6 +149,7 @@ def store(headers: dict[str, str], body: bytes, *paths: str) -> Any:
         body=body,
         digest=hashlib.sha256(body).digest(),
         received_at=datetime.now(UTC),
+        vault=OPEN,
     )
 
 

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event
+from gateway.ledger.sealed import OPEN
 from gateway.ledger.sessions import Sessions
 from gateway.model import Lease
 from gateway.registry import Registry
@@ -37,7 +38,7 @@ def make_context(
     lease = Lease(delivery_id=1, token=UUID(int=0), handler="h", attempt=1, event=event)
     bench = Workbench(
         work=sessions, ledger=None, http=None, patience=SECOND,  # type: ignore[arg-type]
-        config=make_config(), registry=Registry(()),
+        config=make_config(), registry=Registry(()), vault=OPEN,
         on_retry=lambda _: None, on_published=lambda _: None,
     )  # fmt: skip
     subscription = subscribe(count, timeout=SECOND)

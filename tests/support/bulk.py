@@ -10,6 +10,8 @@ import asyncpg
 from gateway.ledger.bulk import Action, NewOrder, Order, begin_order
 from gateway.ledger.connection import Connection
 from gateway.ledger.filter import Filter
+from gateway.ledger.sealed import OPEN
+from gateway.ledger.steps import Means
 from gateway.operate.bulk import Carrier, count_matching
 from gateway.registry import Registry, Subscription
 from tests.support.ledger import Reader
@@ -68,6 +70,7 @@ class Clerk:
     def __init__(self, connection: Connection, subscriptions: Sequence[Subscription]) -> None:
         self.connection = connection
         self.woken: list[int] = []
+        self.vault = OPEN
         self._registry = Registry(subscriptions)
 
     async def begin(self, action: Action = Action.REPLAY, **order: Any) -> Order:
@@ -87,7 +90,8 @@ class Clerk:
 
     def steps(self, order: Order) -> Any:
         """How it stands after each step."""
-        carrier = Carrier(session=self._session, wake=self._wake, registry=lambda: self._registry)
+        means = Means(registry=lambda: self._registry, vault=lambda: self.vault)
+        carrier = Carrier(session=self._session, wake=self._wake, means=means)
         return carrier.carry_out(order.id, order.resumed)
 
     async def carry_out(self, order: Order) -> Order:

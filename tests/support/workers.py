@@ -15,6 +15,7 @@ from gateway.project import Project
 from gateway.providers import PROVIDERS
 from gateway.registry import Registry, Resource, Subscription
 from gateway.routes import AlertDestinations, Config, Route
+from gateway.sealing import KeyRing
 from gateway.secrets import Secret
 from gateway.settings import Settings
 from gateway.worker import Worker
@@ -105,6 +106,7 @@ async def working(
     api_keys: Mapping[str, Secret] | None = None,
     destinations: Mapping[tuple[str, str], Destination] | None = None,
     alerts: AlertDestinations | None = None,
+    ring: KeyRing | None = None,
     **settings: Any,
 ) -> AsyncIterator[Worker]:
     """A running worker. It has no queue: it finds its work in the ledger."""
@@ -117,6 +119,7 @@ async def working(
             api_keys=api_keys or {},
             destinations=destinations or {},
             alerts=alerts or AlertDestinations(),
+            ring=ring or KeyRing(),
         )
     )
     await worker.start()

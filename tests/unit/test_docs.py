@@ -1,6 +1,7 @@
 """The documentation says what is there: no less, and nothing else."""
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -121,7 +122,9 @@ def test_every_key_of_the_routes_is_documented_with_its_default() -> None:
         shown = documented[key][1].strip("`")
         assert shown, key
         if default is not None:
-            assert shown == str(default), key
+            assert shown == (json.dumps(default) if isinstance(default, bool) else str(default)), (
+                key
+            )
 
 
 def test_keys_are_found_at_every_level_of_the_schema() -> None:

@@ -31,11 +31,12 @@ from gateway.secrets import SecretRef
 SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
-    "ack_within, allow, api_key, forward, handlers, limit, livemode, max_body, path, provider,"
-    " receive_within, reconcile, redact, redact_at,"
+    "ack_within, allow, api_key, encrypt, forward, handlers, limit, livemode, max_body, path,"
+    " provider, receive_within, reconcile, redact, redact_at,"
     " replay, retention, secrets, spool, tolerance, types"
 )
 RATE = "a rate such as 5/s, 100/m or 20/10s, of at most 10000 a period"
+TOP_KEYS = "one of alerts, defaults, digest_key, keys, routes, schema"
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 FIELD = "the path of a field in the payload, such as data.object.email or items.*.phone"
 REFERENCE = "a reference: env:NAME (in capitals) or file:/path"
@@ -211,8 +212,8 @@ def test_a_queue_has_no_key_of_the_way_in(tmp_path: Path, line: str) -> None:
     (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
     assert problem[:3] == (4, f"routes.tasks.{key}", "an unknown key")
     known = (
-        "ack_within, allow, api_key, forward, handlers, limit, max_body, provider, receive_within,"
-        " redact, redact_at, retention, tokens"
+        "ack_within, allow, api_key, encrypt, forward, handlers, limit, max_body, provider,"
+        " receive_within, redact, redact_at, retention, tokens"
     )
     assert known in problem[3]
 
@@ -684,9 +685,9 @@ def test_routes_of_the_wrong_shape_are_refused(
             1,
             "route",
             "an unknown key",
-            "one of alerts, defaults, routes, schema (did you mean routes?)",
+            f"{TOP_KEYS} (did you mean routes?)",
         ),
-        ("<<: {a: b}", 1, "'<<'", "an unknown key", "one of alerts, defaults, routes, schema"),
+        ("<<: {a: b}", 1, "'<<'", "an unknown key", TOP_KEYS),
         ("[a]: b", 1, "(document)", "a list or a mapping as a key", "text as a key"),
     ],
 )

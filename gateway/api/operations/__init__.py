@@ -7,7 +7,7 @@ from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.dead import DEAD, GROUPS
 from gateway.api.operations.doctor import DOCTOR
-from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, SHOW
+from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
 from gateway.api.operations.orders import (
     BEGIN_ORDER,
     DELIVER,
@@ -26,6 +26,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     DOCTOR,
     EVENTS,
     SHOW,
+    REVEAL,
     DEAD,
     GROUPS,
     REPLAY,

@@ -14,7 +14,8 @@ from gateway.api.values import Id, RowId, Text
 from gateway.errors import NotFound
 from gateway.failpoints import reached
 from gateway.ledger.deliveries import discard, replay
-from gateway.operate.inspect import find, list_events
+from gateway.operate.inspect import Row, find, list_events
+from gateway.operate.reveal import hide, reveal
 
 DeliveryId = Annotated[RowId, Field(description="The id of a delivery.")]
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
@@ -32,6 +33,12 @@ class ShowParams(Params):
     route: Annotated[Text | None, Field(description="Only on this route.")] = None
 
 
+class RevealParams(ShowParams):
+    """Which event, and why."""
+
+    reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
+
+
 class OrderParams(Params):
     """Which delivery, and why."""
 
@@ -46,10 +53,20 @@ async def _events(office: Office, params: EventsParams) -> Page[EventRow]:
 
 
 async def _show(office: Office, params: ShowParams) -> list[EventDetail]:
+    return [_readable(office.shown(hide(event))) for event in await _find(office, params)]
+
+
+async def _reveal(office: Office, params: RevealParams) -> list[EventDetail]:
+    found, ring = await _find(office, params), office.vault.ring
+    shown = await reveal(office.ledger, found, ring, actor=office.actor, reason=params.reason)
+    return [_readable(office.shown(event)) for event in shown]
+
+
+async def _find(office: Office, params: ShowParams) -> list[Row]:
     found = await find(office.ledger, params.id, params.route)
     if not found:
         raise NotFound(f"there is no event or delivery {params.id!r}" + _on(params.route))
-    return [_readable(office.shown(event)) for event in found]
+    return found
 
 
 def _on(route: str | None) -> str:
@@ -99,6 +116,15 @@ SHOW = Operation(
     params=ShowParams,
     result=list[EventDetail],
     run=_show,
+)
+REVEAL = Operation(
+    name="reveal",
+    method="POST",
+    path="/reveal",
+    summary="The same, with what is kept encrypted of it; leaves an audit row.",
+    params=RevealParams,
+    result=list[EventDetail],
+    run=_reveal,
 )
 REPLAY = Operation(
     name="replay",

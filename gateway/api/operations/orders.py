@@ -25,7 +25,7 @@ from gateway.ledger.bulk import (
     stop_order,
 )
 from gateway.ledger.filter import Filter
-from gateway.ledger.steps import Session
+from gateway.ledger.steps import Means, Session
 from gateway.notation.moments import Moment
 from gateway.operate.bulk import Carrier, count_matching
 from gateway.registry import Registry
@@ -156,7 +156,8 @@ def _carrier(office: Office) -> Carrier:
         async with turn, office.session() as connection:
             yield connection
 
-    return Carrier(session=session, wake=office.wake, registry=_registry(office))
+    means = Means(registry=_registry(office), vault=lambda: office.vault)
+    return Carrier(session=session, wake=office.wake, means=means)
 
 
 def _registry(office: Office) -> Callable[[], Registry]:

@@ -103,6 +103,7 @@ def means_of(office: Office) -> Means:
         url=database_url(office.settings),
         config=office.project.config,
         registry=office.project.registry,
+        vault=office.vault,
         wake=office.wake,
     )
 

@@ -1,3 +1,9 @@
+-- name: note_reveal
+-- Who has had encrypted events shown to him, and why.
+insert into gateway.audit (actor, action, route, event_id, reason)
+select $1, 'reveal', k.route, k.event_id, $2
+from unnest($3::text[], $4::text[]) as k (route, event_id);
+
 -- name: list_all_audit
 -- What people and retention did, newest first, from behind a mark (primary key).
 select id, at, actor, action, delivery_id, order_id, route, handler, event_id, reason

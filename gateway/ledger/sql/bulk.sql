@@ -193,7 +193,7 @@ order by w.received_at, w.route, w.event_id;
 
 -- name: read_payload
 -- What an event's order key is made from (primary key).
-select headers, body
+select headers, body, key_id
 from gateway.processed_events
 where route = $1 and event_id = $2 and body is not null;
 

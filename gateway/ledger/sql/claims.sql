@@ -10,16 +10,17 @@ with input as materialized (
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
         headers jsonb, replay text, replay_of text, handlers json,
         order_keys json, spooled boolean, delay_s double precision, reconciled boolean,
-        verified_by text, clock_s real)
+        verified_by text, clock_s real, key_id text)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
         (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
-         headers, body, replay, guard, replay_of, spooled, reconciled, verified_by, clock_s)
+         headers, body, replay, guard, replay_of, spooled, reconciled, verified_by, clock_s,
+         key_id)
     select route, event_id, provider, type, account, livemode, occurred_at, received_at,
            decode(digest, 'hex'), headers, body, replay,
            case when replay is not null and replay_of is null then decode(digest, 'hex') end,
-           replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s
+           replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id
     from input
     order by route, event_id
     on conflict do nothing
@@ -47,7 +48,7 @@ group by route, event_id;
 
 -- name: find_claims
 -- Why a key was not claimed: it is there already, or another event brought the same bytes first.
-select mine.digest, mine.reconciled, first.event_id as first_event_id, first.replay as first_replay
+select mine.digest, mine.reconciled, mine.key_id, first.event_id as first_event_id, first.replay as first_replay
 from unnest($1::text[], $2::text[], $3::bytea[]) with ordinality as i (route, event_id, digest, n)
 left join gateway.processed_events mine on mine.route = i.route and mine.event_id = i.event_id
 left join gateway.processed_events first
@@ -58,8 +59,8 @@ order by i.n;
 -- A job in the handler's own transaction: an event with its deliveries, unless the key is taken.
 with claimed as (
     insert into gateway.processed_events
-        (route, event_id, provider, type, occurred_at, received_at, digest, headers, body)
-    values ($1, $2, 'publish', $3, $4, $4, $5, '{}', $6)
+        (route, event_id, provider, type, occurred_at, received_at, digest, headers, body, key_id)
+    values ($1, $2, 'publish', $3, $4, $4, $5, '{}', $6, $9)
     on conflict do nothing
     returning route, event_id
 ), fanned as (
@@ -72,4 +73,5 @@ with claimed as (
     returning id
 )
 select exists (select from claimed) as is_new, array (select id from fanned) as delivery_ids,
-       (select digest <> $5 from gateway.processed_events where route = $1 and event_id = $2) as differs;
+       (select digest <> $5 and (key_id is null) = ($9 is null)  -- both keyed, or neither
+        from gateway.processed_events where route = $1 and event_id = $2) as differs;

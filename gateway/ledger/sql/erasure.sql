@@ -90,10 +90,11 @@ with subject as materialized (
         error = null, order_key = null
     where d.id = any (array (select id from theirs))
 ), untold as (
-    update gateway.attempts set error = null
+    update gateway.attempts set error = null, sealed = null, key_id = null
     where delivery_id = any (array (select id from theirs)) and error is not null
 ), forgotten as (
-    update gateway.effects set result = null, name = gateway.erased(name)
+    update gateway.effects
+    set result = null, sealed = null, key_id = null, name = gateway.erased(name)
     where delivery_id = any (array (select id from theirs)) and name not like 'erased:%'
 ), kept as (
     update gateway.once_keys set key = gateway.erased(key)

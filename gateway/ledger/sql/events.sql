@@ -38,7 +38,7 @@ with recursive routes as (
 )
 select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
        encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of, e.spooled,
-       e.reconciled, e.verified_by, e.clock_s
+       e.reconciled, e.verified_by, e.clock_s, e.key_id
 from routes r
 cross join lateral (
     select * from gateway.processed_events where route = r.route and event_id = $2 limit 1
@@ -76,14 +76,14 @@ order by d.id;
 
 -- name: list_attempts
 -- The attempts of some deliveries, in order.
-select delivery_id, number, started_at, finished_at, outcome, error
+select delivery_id, number, started_at, finished_at, outcome, error, sealed
 from gateway.attempts
 where delivery_id = any ($1::bigint[])
 order by delivery_id, number;
 
 -- name: list_effects
 -- The outside effects of some deliveries.
-select delivery_id, name, status, calls, result, begun_at, finished_at
+select delivery_id, name, status, calls, result, begun_at, finished_at, sealed
 from gateway.effects
 where delivery_id = any ($1::bigint[])
 order by delivery_id, begun_at, name;

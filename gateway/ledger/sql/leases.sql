@@ -17,10 +17,10 @@ with mine as materialized (  -- what is paused is not even locked
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
     where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs
 )
-select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body, e.key_id
 from leased l
 join gateway.processed_events e using (route, event_id)
 order by l.id;
@@ -50,10 +50,11 @@ with mine as materialized (  -- what is paused is not even locked
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
     where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.due_at
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs,
+              d.due_at
 )
-select l.id, l.lease_token, l.handler, l.attempts, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body, e.key_id
 from leased l
 join gateway.processed_events e using (route, event_id)
 order by l.due_at, l.id;
@@ -77,8 +78,8 @@ cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6) as leased;
 
 -- name: read_leased
 -- Deliveries that were just leased, with their events (primary keys).
-select d.id, d.lease_token, d.handler, d.attempts, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, e.headers, e.body
+select d.id, d.lease_token, d.handler, d.attempts, d.runs, e.event_id, e.type, e.route, e.provider, e.account,
+       e.livemode, e.occurred_at, e.received_at, e.headers, e.body, e.key_id
 from gateway.deliveries d
 cross join lateral (  -- as a plain join, it may be one with all events
     select * from gateway.processed_events where route = d.route and event_id = d.event_id limit 1
@@ -122,6 +123,10 @@ select token from held;
 -- name: settle
 -- The end of a run, fenced by the lease's token. Raises GW001 where the lease was lost.
 select gateway.settle($1, $2, $3, $4, $5, $6, $7, $8, $9);
+
+-- name: settle_sealed
+-- The same on an encrypted route: the whole error is kept sealed.
+select gateway.settle_sealed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: forget_in_vain
 -- Of a delivery that runs, the old runs that burned no attempt (attempts_pkey).

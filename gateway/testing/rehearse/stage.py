@@ -15,6 +15,7 @@ import orjson
 
 from gateway.errors import Defer, LeaseLost, Reject, Retry
 from gateway.ledger.connection import CONTENDED
+from gateway.ledger.sealed import OPEN
 from gateway.model import Event, Lease
 from gateway.project import Project
 from gateway.registry import Subscription
@@ -228,6 +229,7 @@ class Stage:
             patience=timedelta(seconds=LONGEST_S),
             config=config,
             registry=registry,
+            vault=OPEN,
             api_keys={route.name: Secret(API_KEY) for route in config.routes},
             resources={item.name: StandIn(item.name) for item in registry.resources},
             on_retry=lambda _: None,

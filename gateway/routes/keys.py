@@ -1,0 +1,53 @@
+"""The keys of encrypted routes: where the file says they are, and nowhere else."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.errors import ConfigInvalid, Problem
+from gateway.notation.problems import Location
+from gateway.routes.config import Config
+from gateway.sealing import KEY_EXPECTED, KeyRing, key_id, read_key
+from gateway.secrets import Secret, SecretRef, SecretUnusable, resolve
+
+DIGEST_KEY: Final[Location] = ("digest_key",)
+
+
+def check_keys(
+    config: Config, environ: Mapping[str, str], development: Mapping[str, str]
+) -> KeyRing:
+    """The key ring. Raises ConfigInvalid with every key that cannot be had, or is there twice."""
+    problems: list[Problem] = []
+    keys: dict[str, Secret] = {}
+    digest_key: Secret | None = None
+    named: list[tuple[Location, SecretRef]] = [
+        (("keys", index), ref) for index, ref in enumerate(config.keys)
+    ]
+    if config.digest_key is not None:
+        named.append((DIGEST_KEY, config.digest_key))
+    for at, ref in named:
+        try:
+            key = _read(ref, environ, development, keys)
+        except SecretUnusable as error:
+            problems.append(config.problem(*at, found=error.found, expected=error.expected))
+            continue
+        if at == DIGEST_KEY:
+            digest_key = key
+        else:
+            keys[key_id(key)] = key
+    if problems:
+        raise ConfigInvalid(problems)
+    return KeyRing(tuple(keys.values()), digest_key)
+
+
+def _read(
+    ref: SecretRef,
+    environ: Mapping[str, str],
+    development: Mapping[str, str],
+    others: Mapping[str, Secret],
+) -> Secret:
+    key = read_key(ref, resolve(ref, environ, development, expected=KEY_EXPECTED))
+    if key_id(key) in others:
+        raise SecretUnusable(
+            found=f"{ref}, which is the same key as one before it", expected="each key once"
+        )
+    return key

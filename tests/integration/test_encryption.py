@@ -1,0 +1,258 @@
+"""Encrypted routes: what is stored, who can read it, and what becomes of it without its key."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+
+from gateway import Context, Event, Reject
+from gateway.ledger.claims import Claim, Verdict
+from gateway.ledger.erasure import Order, erase_events
+from gateway.ledger.sealed import Vault, open_error
+from gateway.model import ReplayPolicy
+from gateway.providers import PROVIDERS
+from gateway.registry import Subscription
+from gateway.registry.key_path import KeyPath
+from gateway.routes import Config
+from gateway.run import execution
+from tests.support.keys import find_in_ledger, make_key, make_vault
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.waiting import until
+from tests.support.workers import Function, make_config, make_route, subscribe, working
+
+MARK = "Zebra-4711"
+"""What is to be found nowhere."""
+
+QUEUE = make_route("tasks", provider=PROVIDERS["publish"], encrypt=True)
+HEADERS = {"content-type": "application/json", "x-note": f"header of {MARK}"}
+BODY = orjson.dumps({"id": "evt_1", "key": f"{MARK}@example.com", "secret": MARK})
+
+
+def sealed_claim(vault: Vault, event_id: str = "evt_1", body: bytes = BODY, **more: Any) -> Claim:
+    """As the endpoint makes it for an encrypted route."""
+    return vault.seal_claim(make_claim(event_id, body=body, **more)._replace(headers=HEADERS))
+
+
+def encrypted(*others: Any) -> Config:
+    return make_config(make_route(encrypt=True), *others)
+
+
+async def run(
+    url: str,
+    ledger: Reader,
+    vault: Vault,
+    *handlers: Function | Subscription,
+    to: Mapping[str, int],
+    config: Config | None = None,
+) -> None:
+    """Until the deliveries stand like this."""
+    subscriptions = [h if isinstance(h, Subscription) else subscribe(h) for h in handlers]
+
+    async def stand() -> bool:
+        return await ledger.statuses() == to
+
+    async with working(url, *subscriptions, config=config or encrypted(), ring=vault.ring):
+        await until(stand)
+
+
+async def test_a_handler_reads_what_the_ledger_does_not_show(
+    database_url: str, ledger: Reader
+) -> None:
+    vault, got = make_vault(), list[Event]()
+
+    async def handler(event: Event, _: Context) -> None:
+        got.append(event)
+
+    await claim_all(database_url, [sealed_claim(vault)])
+    assert await find_in_ledger(database_url, MARK) == []
+    await run(database_url, ledger, vault, handler, to={"done": 1})
+    [event] = got
+    assert (event.headers, event.body, event.payload["secret"]) == (HEADERS, BODY, MARK)
+    row = await ledger.row("select * from gateway.processed_events")
+    assert row["key_id"] == vault.ring.first
+    assert (row["event_id"], row["type"]) == ("evt_1", "invoice.paid")
+
+
+async def test_a_duplicate_a_conflict_and_a_replay_are_known_by_keyed_digests(
+    database_url: str, ledger: Reader
+) -> None:
+    vault = make_vault()
+    [first] = await claim_all(database_url, [sealed_claim(vault, replay=ReplayPolicy.REFUSE)])
+    assert first.verdict is Verdict.ACCEPTED
+    [again, other, replayed] = await claim_all(
+        database_url,
+        [
+            sealed_claim(vault),
+            sealed_claim(vault, body=b"{}"),
+            sealed_claim(vault, "evt_2", replay=ReplayPolicy.REFUSE),
+        ],
+    )
+    assert (again.verdict, again.conflict) == (Verdict.DUPLICATE, False)
+    assert (other.verdict, other.conflict) == (Verdict.DUPLICATE, True)
+    assert (replayed.verdict, replayed.first_event_id) == (Verdict.REPLAYED, "evt_1")
+    plain = make_claim("evt_1", body=BODY)
+    assert await ledger.value("select digest from gateway.processed_events") != plain.digest
+    [turned_off] = await claim_all(database_url, [plain])
+    assert (turned_off.verdict, turned_off.conflict) == (Verdict.DUPLICATE, False)
+
+
+async def test_errors_keep_their_class_and_place_and_their_text_is_sealed(
+    database_url: str, ledger: Reader
+) -> None:
+    vault = make_vault()
+
+    async def failing(event: Event, _: Context) -> None:
+        raise ValueError(f"no such customer: {event.payload['key']}")
+
+    async def rejecting(event: Event, _: Context) -> None:
+        raise Reject(f"not for us: {event.payload['key']}")
+
+    names = ("handlers.count", "handlers.reject")
+    await claim_all(database_url, [sealed_claim(vault, handlers=names)])
+    both = [subscribe(failing), subscribe(rejecting, name="handlers.reject")]
+    await run(database_url, ledger, vault, *both, to={"dead": 2})
+    assert await find_in_ledger(database_url, MARK) == []
+    errors = await ledger.rows("select error from gateway.deliveries order by handler")
+    assert errors[0]["error"].startswith("ValueError in failing (test_encryption.py:")
+    assert errors[1]["error"].startswith("REJECTED in rejecting (test_encryption.py:")
+    attempts = await ledger.rows(
+        "select delivery_id, number, error, sealed from gateway.attempts order by 1, 2"
+    )
+    assert len(attempts) == 4
+    for row in attempts:
+        text = open_error(vault.ring, row["delivery_id"], row["number"], row["sealed"])
+        assert f"{MARK}@example.com" in text
+        assert "its text is encrypted" in row["error"]
+        assert "in failing" in row["error"] or "in rejecting" in row["error"]
+
+
+async def test_results_of_once_are_sealed_and_returned_to_a_rerun(
+    database_url: str, ledger: Reader
+) -> None:
+    vault, got = make_vault(), list[Any]()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        got.append(await ctx.once("mail", lambda: {"to": event.payload["key"]}))
+        if len(got) == 1:
+            raise RuntimeError(MARK)
+
+    await claim_all(database_url, [sealed_claim(vault)])
+    await run(database_url, ledger, vault, handler, to={"done": 1})
+    assert got == [{"to": f"{MARK}@example.com"}] * 2
+    row = await ledger.row("select * from gateway.effects")
+    assert (row["result"], row["key_id"], row["calls"]) == (None, vault.ring.first, 1)
+    assert await find_in_ledger(database_url, MARK) == []
+
+
+async def test_jobs_of_an_encrypted_queue_are_sealed_with_their_keys(
+    database_url: str, ledger: Reader
+) -> None:
+    vault, got = make_vault(routes=["stripe", "tasks"]), list[Any]()
+
+    async def publisher(event: Event, ctx: Context) -> None:
+        await ctx.publish("tasks", event.payload, key="job")
+        assert not await ctx.publish("tasks", event.payload, key="job")
+
+    async def job(event: Event, _: Context) -> None:
+        got.append(event.payload)
+
+    turns = KeyPath.parse("key")
+    await claim_all(database_url, [sealed_claim(vault)])
+    await run(
+        database_url, ledger, vault,
+        subscribe(publisher), subscribe(job, name="jobs", route="tasks", once_per=turns),
+        to={"done": 2}, config=encrypted(QUEUE),
+    )  # fmt: skip
+    assert got == [orjson.loads(BODY)]
+    assert await find_in_ledger(database_url, MARK) == []
+    row = await ledger.row("select * from gateway.once_keys")
+    assert row["key"].startswith("digest:")
+    assert row["key"] == await ledger.value(
+        "select order_key from gateway.deliveries where route = 'tasks'"
+    )
+
+
+async def test_what_was_done_once_per_key_before_a_route_was_encrypted_stays_done(
+    database_url: str, ledger: Reader
+) -> None:
+    vault, ran = make_vault(), list[str]()
+
+    async def handler(event: Event, _: Context) -> None:
+        ran.append(event.id)
+
+    once = subscribe(handler, once_per=KeyPath.parse("key"))
+    await claim_all(database_url, [make_claim("evt_1", body=BODY)])
+    await run(database_url, ledger, vault, once, to={"done": 1}, config=make_config())
+    await claim_all(database_url, [sealed_claim(vault, "evt_2")])
+    await run(database_url, ledger, vault, once, to={"done": 2})
+    assert ran == ["evt_1"]
+    assert await ledger.outcomes() == ["done", "skipped"]
+
+
+async def test_without_its_key_a_delivery_waits_burns_nothing_and_says_what_to_do(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, ran = make_key(), make_key(), list[str]()
+
+    async def handler(event: Event, _: Context) -> None:
+        ran.append(event.payload["secret"])
+
+    await claim_all(database_url, [sealed_claim(make_vault(old))])
+    async with working(
+        database_url, subscribe(handler), config=encrypted(), ring=make_vault(new).ring
+    ):
+        await until(lambda: _has(ledger, "deferred"))
+    row = await ledger.delivery()
+    assert (row["status"], row["attempts"], row["losses"], ran) == ("pending", 0, 0, [])
+    told = f"encrypted under key {make_vault(old).ring.first}, which is not among `keys`"
+    assert told in row["error"]
+    wait = await ledger.value("select due_at - now() from gateway.deliveries")
+    assert wait > execution.WITHOUT_KEY - timedelta(seconds=20)
+    await ledger.run("update gateway.deliveries set due_at = now()")
+    await run(database_url, ledger, make_vault(new, old), handler, to={"done": 1})
+    assert ran == [MARK]
+
+
+async def _has(ledger: Reader, outcome: str) -> bool:
+    return outcome in await ledger.outcomes()
+
+
+async def test_bodies_that_were_swapped_are_dead_letters_and_reach_no_handler(
+    database_url: str, ledger: Reader
+) -> None:
+    vault, ran = make_vault(), list[str]()
+
+    async def handler(event: Event, _: Context) -> None:
+        ran.append(event.id)
+
+    claims = [sealed_claim(vault, f"evt_{n}", body=b'{"n":%d}' % n) for n in range(2)]
+    await claim_all(database_url, claims)
+    await ledger.run(
+        "update gateway.processed_events e set body = o.body"
+        " from gateway.processed_events o where o.event_id <> e.event_id"
+    )
+    await run(database_url, ledger, vault, handler, to={"dead": 2})
+    assert ran == []
+    errors = await ledger.rows("select error from gateway.deliveries")
+    assert all("moved here from another" in row["error"] for row in errors)
+
+
+async def test_an_erasure_takes_what_is_sealed_too(database_url: str, ledger: Reader) -> None:
+    vault = make_vault()
+
+    async def failing(event: Event, ctx: Context) -> None:
+        await ctx.once("mail", lambda: event.payload)
+        raise Reject(MARK)
+
+    await claim_all(database_url, [sealed_claim(vault)])
+    await run(database_url, ledger, vault, failing, to={"dead": 1})
+    connection = await asyncpg.connect(database_url)
+    await erase_events(connection, [("stripe", "evt_1")], Order(actor="ann", reason="asked"))
+    await connection.close()
+    gone = {"sealed": None, "key_id": None}
+    assert await ledger.row("select sealed, key_id from gateway.attempts") == gone
+    assert await ledger.row("select sealed, key_id from gateway.effects") == gone
+    assert await ledger.value("select body from gateway.processed_events") is None
