@@ -18,6 +18,7 @@ from gateway.routes import (
     check_hook_keys,
     check_keys,
     check_secrets,
+    check_verify_tokens,
     load_config,
 )
 from gateway.sealing import KeyRing
@@ -44,6 +45,8 @@ class Project:
     """Where alerts go, for a worker, which does not start without."""
     ring: KeyRing = field(default_factory=KeyRing)
     """The keys of encrypted routes: who stores events or runs them does not start without."""
+    verify_tokens: Mapping[str, Secret] = field(default_factory=dict)
+    """What handshakes must show, by the name of the route; empty for a worker."""
 
 
 def load_project(
@@ -57,8 +60,11 @@ def load_project(
     config = load_config(settings.config)
     problems: list[Problem] = []
     secrets: dict[str, tuple[Secret, ...]] | None = {}
+    verify_tokens: dict[str, Secret] | None = {}
     if with_secrets:
         secrets = _collect(problems, lambda: load_secrets(settings, config, environ))
+        made_up = read_secrets(settings.dev_secrets)
+        verify_tokens = _collect(problems, lambda: check_verify_tokens(config, environ, made_up))
     api_keys: dict[str, Secret] | None = {}
     destinations: dict[tuple[str, str], Destination] | None = {}
     alerts: AlertDestinations | None = AlertDestinations()
@@ -75,6 +81,7 @@ def load_project(
         problems
         or registry is None
         or secrets is None
+        or verify_tokens is None
         or api_keys is None
         or destinations is None
         or alerts is None
@@ -86,6 +93,7 @@ def load_project(
         config=config,
         registry=registry,
         secrets=secrets,
+        verify_tokens=verify_tokens,
         api_keys=api_keys,
         destinations=destinations,
         alerts=alerts,

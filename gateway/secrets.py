@@ -24,6 +24,7 @@ REFERENCE_EXPECTED: Final = "a reference: env:NAME (in capitals) or file:/path"
 SIGNING: Final = "the signing secret in it, and nothing else"
 BEARER: Final = "the queue's bearer token in it, and nothing else"
 API_KEY: Final = "Stripe's API key in it, and nothing else (a restricted or a test key will do)"
+HANDSHAKE: Final = "the token that the sender's handshake shows, and nothing else"
 HOOK_KEY: Final = "GitHub's token, or the App's private key, in it, and nothing else"
 REFERENCE_PATTERN: Final = (
     r"env:[A-Z_][A-Z0-9_]*|file:[^\s\x00-\x1f](?:[^\x00-\x1f]*[^\s\x00-\x1f])?"

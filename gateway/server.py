@@ -140,6 +140,7 @@ def _doors(
             reception,
             keys=[route.provider.read_key(s.reveal()) for s in project.secrets[route.name]],
             public_url=public_url(project),
+            verify_token=project.verify_tokens.get(route.name),
             spool=spool if route.spools else None,
             refused=refused,
         )
@@ -152,7 +153,7 @@ def public_url(project: Project) -> str:
     settings = project.settings
     if settings.public_url is not None:
         return settings.public_url
-    signed = [route.name for route in project.config.doors if route.provider.uses_url]
+    signed = [route.name for route in project.config.doors if route.provider.signs_url]
     if signed and settings.dev_secrets is None:
         raise ConfigInvalid([missing_public_url(signed)])
     return f"http://{settings.host}:{settings.port}"

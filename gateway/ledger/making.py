@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
 
 from gateway.ledger.claims import Claim
 from gateway.ledger.sealed import Vault
 from gateway.model import Envelope
 from gateway.registry import Registry
 from gateway.routes import Route
-
-CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-"""Headers that are never stored."""
 
 
 def make_claim(
@@ -31,13 +27,14 @@ def make_claim(
     """What the ledger is asked to keep: known by the bytes that came, whatever is kept of them, and
     sealed where the route is encrypted."""
     handlers = registry.for_event(route.name, envelope.type)
+    credentials = route.provider.credentials
     claim = Claim(
         route=route.name,
         provider=route.provider.name,
         envelope=envelope,
         received_at=received_at,
         digest=digest,
-        headers={n: v for n, v in headers.items() if n not in CREDENTIALS},
+        headers={n: v for n, v in headers.items() if n not in credentials},
         body=body if route.redaction is None else route.redaction.store(headers, body),
         replay=route.provider.replay_policy(envelope.type, route.replay),
         handlers=handlers,

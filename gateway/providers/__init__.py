@@ -1,9 +1,9 @@
-"""Who may send: one file per scheme, pure functions over bytes."""
+"""Who may send: one file per scheme, pure functions over bytes, and a catalogue of senders."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from gateway.providers.entries import entry_names, load_entry
 from gateway.providers.github import GITHUB
 from gateway.providers.provider import Headers, Incoming, Provider
 from gateway.providers.publish import PUBLISH
@@ -11,6 +11,29 @@ from gateway.providers.stripe import STRIPE
 
 __all__ = ["PROVIDERS", "Headers", "Incoming", "Provider"]
 
-PROVIDERS: Final[Mapping[str, Provider]] = MappingProxyType(
-    {provider.name: provider for provider in (STRIPE, GITHUB, PUBLISH)}
-)
+
+class _Providers(Mapping[str, Provider]):
+    """By name. Those of the catalogue are read when they are asked for."""
+
+    def __init__(self, *own: Provider) -> None:
+        self._own = {provider.name: provider for provider in own}
+
+    def __getitem__(self, name: str) -> Provider:
+        if name in self._own:
+            return self._own[name]
+        if name in entry_names():
+            return load_entry(name)
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in entry_names()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from entry_names()
+
+    def __len__(self) -> int:
+        return len(self._own) + len(entry_names())
+
+
+PROVIDERS: Final[Mapping[str, Provider]] = _Providers(STRIPE, GITHUB, PUBLISH)

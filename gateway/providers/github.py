@@ -15,7 +15,7 @@ from gateway.providers.payload import (
     parse_object,
     require_text,
 )
-from gateway.providers.provider import Headers, Incoming, Key, Provider, Signed, Verified
+from gateway.providers.provider import Facts, Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
 
 _SIGNATURE: Final = "x-hub-signature-256"
@@ -121,4 +121,14 @@ GITHUB: Final = Provider(
     tolerance=None,
     # Their payloads hold no id and no time of the event itself.
     honest_repeats=frozenset({"ping", "workflow_dispatch", "repository_dispatch"}),
+    facts=Facts(
+        title="GitHub",
+        scheme="HMAC-SHA256 hex over {body}, header x-hub-signature-256",
+        docs=("https://docs.github.com/en/webhooks",),
+        id="header.x-github-delivery",
+        type="header.x-github-event and json.action",
+        unsigned=("id", "type"),
+        vector="GitHub's documentation, and npm @octokit/webhooks-methods 6.0.0",
+        notes=("Never comes back by itself. No time is signed: the replay guard is on.",),
+    ),
 )

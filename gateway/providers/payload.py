@@ -14,13 +14,18 @@ _MAX_SHOWN_CHARS: Final = 60
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def parse_object(document: bytes) -> dict[str, Any]:
-    """The JSON object in these bytes."""
+def parse_json(document: bytes) -> Any:
+    """The JSON in these bytes."""
     try:
         # Refuses bad UTF-8, lone surrogates and more than 1024 levels with the same error.
-        value = orjson.loads(document)
+        return orjson.loads(document)
     except orjson.JSONDecodeError as error:
         raise BadPayload(f"not JSON: {error.msg} at character {error.pos}") from None
+
+
+def parse_object(document: bytes) -> dict[str, Any]:
+    """The JSON object in these bytes."""
+    value = parse_json(document)
     if not isinstance(value, dict):
         raise BadPayload(f"body: found {describe(value)}; expected a JSON object")
     return value

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.model import Envelope, ReplayPolicy
@@ -16,6 +17,36 @@ Key = Any
 
 SECRET_BYTES: Final = 24
 REFUSED: Final = 403
+CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
+"""Headers that are never stored, whoever sends them."""
+
+
+class Integrity(StrEnum):
+    """How much of a request is proven to come from its sender."""
+
+    WHOLE = "whole body"
+    PART = "part"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What people want to know of a provider, in words."""
+
+    title: str
+    scheme: str
+    """How a request is verified."""
+    docs: tuple[str, ...] = ()
+    id: str = ""
+    """Where the event's id is."""
+    type: str = ""
+    unsigned: tuple[str, ...] = ()
+    """Which of id and type a forger could change in a captured request."""
+    handshake: tuple[str, ...] = ()
+    batch: str | None = None
+    vector: str = "none"
+    """By whose code the request was made with which the tests verify."""
+    notes: tuple[str, ...] = ()
 
 
 class Incoming(NamedTuple):
@@ -135,8 +166,10 @@ class Provider:
     """One for development, with which can be signed and verified."""
     uses_url: bool = False
     """Whether the URL is signed, or read: it is put together only for those."""
-    split: Callable[[Incoming], Sequence[bytes]] | None = None
-    """The bodies of the events in a verified request that brings several; none where it is one."""
+    signs_url: bool = False
+    """Whether the public URL must be known, as the sender calls it."""
+    split: Callable[[Incoming], Sequence[Incoming]] | None = None
+    """The events in a verified request that brings several, each as a request of its own."""
     greet: Greet | None = None
     """Looks for a handshake in a verified request."""
     greet_by_get: Greet | None = None
@@ -144,6 +177,15 @@ class Provider:
     acknowledgement: Acknowledgement = OWN_WORDS
     refusal_status: int = REFUSED
     """What it must see when its signature is wrong."""
+    credentials: frozenset[str] = CREDENTIALS
+    """Headers that are never stored."""
+    tells_livemode: bool = False
+    """Whether it tells live events from test events."""
+    wants_token: bool = False
+    """Whether a handshake shows a token, for which the route has `verify_token`."""
+    integrity: Integrity = Integrity.WHOLE
+    facts: Facts | None = None
+    """For `gateway providers`; none of a queue, which has no sender."""
 
     def replay_policy(self, type: str, route_policy: ReplayPolicy) -> ReplayPolicy | None:
         """What becomes of these bytes if they come back under a fresh delivery id."""

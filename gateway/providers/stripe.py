@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.errors import BadPayload, BadSignature, StaleTimestamp
 from gateway.model import Envelope
 from gateway.providers.payload import check_text, describe, parse_object, require_text
-from gateway.providers.provider import Headers, Incoming, Key, Provider, Signed, Verified
+from gateway.providers.provider import Facts, Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
 
 _SIGNATURE: Final = "stripe-signature"
@@ -175,4 +175,14 @@ STRIPE: Final = Provider(
     retries=True,
     max_body=1024**2,
     tolerance=_TOLERANCE,
+    tells_livemode=True,
+    facts=Facts(
+        title="Stripe",
+        scheme="HMAC-SHA256 hex over {timestamp}.{body}, header stripe-signature (v1), 5m",
+        docs=("https://docs.stripe.com/webhooks",),
+        id="json.id",
+        type="json.type",
+        vector="PyPI stripe 16.1.0 and npm stripe 23.1.0",
+        notes=("Snapshot and thin events. A route can take only live or only test events.",),
+    ),
 )

@@ -29,6 +29,7 @@ from gateway.receive.door import Door, Reception
 from gateway.receive.refused import Refused
 from gateway.redaction import RedactAt
 from gateway.routes import Route
+from gateway.secrets import Secret
 from gateway.spool.spool import Spool
 
 THREAD_BYTES: Final = 1024 * 1024
@@ -51,6 +52,7 @@ class Endpoint(Door):
         *,
         keys: Sequence[Key],
         public_url: str,
+        verify_token: Secret | None = None,
         spool: Spool | None,
         refused: Refused,
     ) -> None:
@@ -61,6 +63,7 @@ class Endpoint(Door):
         self._keys = tuple(keys)
         self._key_names = tuple(map(str, route.secrets))
         self._public_url = public_url
+        self._verify_token = None if verify_token is None else verify_token.reveal()
         self._spool = spool
         self._refusals = refused if route.reconcile is not None else None
         self._ledger_s = max(self._acknowledge_s - SPOOL_S, self._acknowledge_s / 2)
@@ -81,7 +84,7 @@ class Endpoint(Door):
         if self._provider.greet_by_get is None or scope["method"] not in {"GET", "HEAD"}:
             return None
         incoming = Incoming(self._headers(scope), b"", scope["method"], self._url(scope))
-        greeting = self._provider.greet_by_get(incoming, key=None)
+        greeting = self._provider.greet_by_get(incoming, key=self._verify_token)
         return None if greeting is None else answers.greeted(greeting)
 
     async def _receive(self, scope: Scope, headers: Headers, body: bytes) -> Answer:
@@ -155,10 +158,7 @@ class Endpoint(Door):
                 return greeting
         if provider.split is None:
             return [self._claim(incoming, verified, now)]
-        return [
-            self._claim(incoming._replace(body=body), verified, now)
-            for body in provider.split(incoming)
-        ]
+        return [self._claim(item, verified, now) for item in provider.split(incoming)]
 
     def _claim(self, incoming: Incoming, verified: Verified, now: datetime) -> Claim | Envelope:
         """The envelope alone, where the event is not wanted."""

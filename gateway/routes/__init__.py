@@ -8,6 +8,7 @@ from gateway.routes.config import (
     check_api_keys,
     check_hook_keys,
     check_secrets,
+    check_verify_tokens,
     load_config,
 )
 from gateway.routes.destinations import check_destinations
@@ -27,6 +28,7 @@ __all__ = [
     "check_hook_keys",
     "check_keys",
     "check_secrets",
+    "check_verify_tokens",
     "json_schema",
     "load_config",
 ]

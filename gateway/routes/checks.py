@@ -19,6 +19,7 @@ from gateway.notation.quantities import (
 )
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.publish import PUBLISH
+from gateway.providers.schemes.sections import KINDS
 from gateway.redaction import FieldPath, RedactAt
 from gateway.redaction import paths as field_paths
 from gateway.secrets import REFERENCE_PATTERN, SecretRef
@@ -38,8 +39,9 @@ PATH_PATTERN: Final = r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+"
 MODULE_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 OWN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 OWN_FOLDERS: Final = frozenset({"console", "api", "v1"})
-KNOWS_LIVEMODE: Final = frozenset({"stripe"})
 CALLS_STRIPE: Final = frozenset({"stripe", "publish"})
+NAMES: Final = (*PROVIDERS, *KINDS)
+"""What a route can say under `provider`: a sender by its name, or a kind of scheme."""
 
 
 def _text(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSchema]:
@@ -58,8 +60,8 @@ def _provider(info: ValidationInfo) -> Provider | None:
 
 
 def _check_provider(name: str) -> str:
-    if name not in PROVIDERS:
-        raise Unexpected(found=describe(name), expected=one_of(PROVIDERS, like=name))
+    if name not in PROVIDERS and name not in KINDS:
+        raise Unexpected(found=describe(name), expected=one_of(NAMES, like=name))
     return name
 
 
@@ -79,6 +81,14 @@ def _check_api_key(ref: SecretRef, info: ValidationInfo) -> SecretRef:
     return ref
 
 
+def _check_verify_token(ref: SecretRef, info: ValidationInfo) -> SecretRef:
+    provider = _provider(info)
+    if provider is not None and not provider.wants_token:
+        expected = f"no verify_token: {provider.name} shows none in a handshake"
+        raise Unexpected(found=str(ref), expected=expected)
+    return ref
+
+
 def _check_tolerance(tolerance: timedelta, info: ValidationInfo) -> timedelta:
     provider = _provider(info)
     if provider is not None and provider.tolerance is None:
@@ -91,7 +101,7 @@ def _check_tolerance(tolerance: timedelta, info: ValidationInfo) -> timedelta:
 
 def _check_livemode(livemode: bool, info: ValidationInfo) -> bool:
     provider = _provider(info)
-    if provider is not None and provider.name not in KNOWS_LIVEMODE:
+    if provider is not None and not provider.tells_livemode:
         expected = f"no livemode: {provider.name} does not tell live events from test events"
         raise Unexpected(found=describe(livemode), expected=expected)
     return livemode
@@ -162,7 +172,7 @@ RouteName = Annotated[
 ProviderName = Annotated[
     str,
     AfterValidator(_check_provider),
-    WithJsonSchema({"type": "string", "enum": sorted(PROVIDERS.keys() - {PUBLISH.name})}),
+    WithJsonSchema({"type": "string", "enum": sorted({*PROVIDERS, *KINDS} - {PUBLISH.name})}),
 ]
 QueueName = Annotated[
     str,
@@ -233,4 +243,5 @@ def _check_redact_at(at: RedactAt, info: ValidationInfo) -> RedactAt:
 
 RedactedAt = Annotated[RedactAt, AfterValidator(_check_redact_at)]
 RedactedFields = Annotated[list[RedactedField], Field(min_length=1, max_length=MOST_REDACTED)]
+VerifyToken = Annotated[Reference, AfterValidator(_check_verify_token)]
 ApiKey = Annotated[Reference, AfterValidator(_check_api_key)]

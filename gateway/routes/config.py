@@ -23,7 +23,7 @@ from gateway.notation.problems import (
     refusals,
 )
 from gateway.notation.yaml_source import Document, Lines, key_path, read_document
-from gateway.providers import PROVIDERS, Provider
+from gateway.providers import Provider
 from gateway.providers.publish import PUBLISH
 from gateway.redaction import Redaction
 from gateway.routes.alerts import AlertDestinations, Alerts, find_destinations, make_alerts
@@ -37,8 +37,10 @@ from gateway.routes.file import (
 )
 from gateway.routes.forward import Forward, make_forward
 from gateway.routes.reconcile import Reconcile, read_reconcile
+from gateway.routes.scheme import make_route_provider
 from gateway.secrets import (
     API_KEY,
+    HANDSHAKE,
     HOOK_KEY,
     LITERAL,
     Secret,
@@ -50,7 +52,7 @@ from gateway.secrets import (
 
 PAYLOAD_RETENTION: Final = timedelta(days=14)
 SECRET_KEYS: Final = frozenset(
-    {"secrets", "tokens", "api_key", "token", "private_key", "keys", "digest_key"}
+    {"secrets", "tokens", "api_key", "token", "private_key", "keys", "digest_key", "verify_token"}
 )
 OUTBOUND_KEYS: Final = frozenset({"url", "headers", "sign"})
 """Whose values can be secrets, also where they are not what they should be."""
@@ -91,6 +93,8 @@ class Route:
     """How many verified events one process takes; None as many as come."""
     encrypt: bool = False
     """Whether what came, and what was made of it, is stored encrypted."""
+    verify_token: SecretRef | None = None
+    """What a handshake by GET must show."""
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -185,6 +189,22 @@ def check_api_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Secr
     if problems:
         raise ConfigInvalid(problems)
     return keys
+
+
+def check_verify_tokens(
+    config: Config, environ: Mapping[str, str], development: Mapping[str, str]
+) -> dict[str, Secret]:
+    """What a handshake must show, per route. Raises ConfigInvalid like `check_secrets`."""
+    problems: list[Problem] = []
+    tokens: dict[str, Secret] = {}
+    for route in config.routes:
+        if route.verify_token is not None:
+            with _noting(config, ("routes", route.name, "verify_token"), problems):
+                token = resolve(route.verify_token, environ, development, expected=HANDSHAKE)
+                tokens[route.name] = Secret(token)
+    if problems:
+        raise ConfigInvalid(problems)
+    return tokens
 
 
 def check_alerts(config: Config, environ: Mapping[str, str]) -> AlertDestinations:
@@ -306,7 +326,7 @@ def _route(
     lines: Lines,
     forwards: Iterable[Forward],
 ) -> Route:
-    provider = PROVIDERS[section.provider]
+    provider = make_route_provider(section.provider, getattr(section, "scheme", None))
     path = _default_path(name)
     if isinstance(section, QueueSection):
         path = f"/v1/queues/{name}/jobs"
@@ -318,6 +338,7 @@ def _route(
         path=section.path or path,
         secrets=tuple(section.secrets),
         api_key=section.api_key,
+        verify_token=getattr(section, "verify_token", None),
         tolerance=section.tolerance or provider.tolerance,
         handlers=tuple(section.handlers),
         max_body=section.max_body or provider.max_body,

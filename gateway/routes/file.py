@@ -5,13 +5,11 @@ from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic.json_schema import GenerateJsonSchema
 
-from gateway.model import Backoff, Rate, RetryPolicy, Spooling
+from gateway.model import Backoff, RetryPolicy, Spooling
 from gateway.notation.problems import Location
-from gateway.notation.quantities import Duration, format_duration, format_rate
-from gateway.providers import PROVIDERS
+from gateway.notation.quantities import Duration
 from gateway.providers.publish import PUBLISH
 from gateway.redaction import RedactAt
 from gateway.routes.alerts import AlertsSection, AlertWebhookSection
@@ -38,11 +36,14 @@ from gateway.routes.checks import (
     RoutePath,
     SqlFile,
     Tolerance,
+    VerifyToken,
     Wait,
 )
+from gateway.routes.file_schema import FileSchema
 from gateway.routes.forward import ForwardRetrySection, Forwards, ForwardSection
 from gateway.routes.limits import Allow, Limit
 from gateway.routes.reconcile import ReconcileSection, check_reconcile
+from gateway.routes.scheme import AnyScheme, find_provider, scheme_keys
 from gateway.routes.section import Section
 
 RETRY: Final = RetryPolicy()
@@ -154,12 +155,22 @@ class RouteSection(HandlingSection):
     """One inbound URL with its provider, secrets and policy."""
 
     provider: ProviderName = Field(description="Who sends: how a request is verified and read.")
+    scheme: AnyScheme = Field(
+        default=None,
+        validate_default=True,
+        description="How the sender signs, and where id and type are: for the providers hmac,"
+        " ed25519, ecdsa, bearer and basic, and only for them.",
+    )
     path: RoutePath | None = Field(
         default=None, description="The path of the URL. Default /webhooks/<name>."
     )
     secrets: list[Reference] = Field(
         min_length=1,
         description="Where the signing secrets are: env:NAME or file:/path. Any one may match.",
+    )
+    verify_token: VerifyToken | None = Field(
+        default=None,
+        description="Where the token is that a handshake must show (Meta): env:NAME or file:/path.",
     )
     tolerance: Tolerance | None = Field(
         default=None,
@@ -194,8 +205,8 @@ class RouteSection(HandlingSection):
 def _knowing_its_provider(raw: Any) -> RouteSection | QueueSection:
     """The checks of a route's values depend on its provider, so that is looked up first."""
     name = raw.get("provider") if isinstance(raw, dict) else None
-    provider = PROVIDERS.get(name) if isinstance(name, str) else None
-    return _section(raw).model_validate(raw, context={"provider": provider})
+    context = {"provider": find_provider(raw), "kind": name}
+    return _section(raw).model_validate(raw, context=context)
 
 
 def _section(raw: Any) -> type[RouteSection] | type[QueueSection]:
@@ -241,6 +252,13 @@ class RoutesFile(Section):
 
 def known_keys(location: Location, document: Mapping[str, Any]) -> list[str]:
     """The keys that may stand in the mapping at a location."""
+    if location[:1] == ("routes",) and location[2:3] == ("scheme",):
+        return scheme_keys(document["routes"][location[1]].get("provider"), location[3:])
+    section = _section_at(location, document)
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _section_at(location: Location, document: Mapping[str, Any]) -> type[Section]:
     section: type[Section]
     match location:
         case ("defaults",):
@@ -263,32 +281,10 @@ def known_keys(location: Location, document: Mapping[str, Any]) -> list[str]:
             section = ReconcileSection
         case _:
             section = RoutesFile
-    return [field.alias or name for name, field in section.model_fields.items()]
+    return section
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the file, with which editors complete and check it."""
-    schema = RoutesFile.model_json_schema(schema_generator=_FileSchema)
+    schema = RoutesFile.model_json_schema(schema_generator=FileSchema)
     return {"$schema": GenerateJsonSchema.schema_dialect} | schema
-
-
-class _FileSchema(GenerateJsonSchema):
-    """Says it as the file does: durations as text, and an unset key left out, not null."""
-
-    def encode_default(self, dft: Any) -> Any:
-        match dft:
-            case timedelta():
-                return format_duration(dft)
-            case Rate():
-                return format_rate(dft.count, dft.period)
-        return super().encode_default(dft)
-
-    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])
-
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        described = super().default_schema(schema)
-        return {key: value for key, value in described.items() if (key, value) != ("default", None)}
-
-    def field_title_should_be_set(self, schema: Mapping[str, Any]) -> bool:
-        return False

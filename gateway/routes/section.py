@@ -1,9 +1,5 @@
 """What every mapping of `routes.yaml` has in common."""
 
-from pydantic import BaseModel, ConfigDict
+from gateway.notation.section import Section
 
-
-class Section(BaseModel):
-    """A mapping in the file, whose unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+__all__ = ["Section"]

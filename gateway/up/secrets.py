@@ -3,6 +3,7 @@
 from secrets import token_hex
 
 from gateway.development import SECRETS_FILE, development_secrets
+from gateway.providers.provider import make_secret
 from gateway.routes import Config
 from gateway.sealing import KEY_BYTES
 from gateway.settings import Settings
@@ -18,6 +19,8 @@ def make_up_secrets(
         made_up |= development_secrets(
             settings.data_dir, references, variables, make=route.provider.make_secret
         )
+        tokens = [] if route.verify_token is None else [str(route.verify_token)]
+        made_up |= development_secrets(settings.data_dir, tokens, variables, make=make_secret)
     keys = [str(ref) for ref in (*config.keys, config.digest_key) if ref is not None]
     made_up |= development_secrets(
         settings.data_dir, keys, variables, make=lambda: token_hex(KEY_BYTES)

@@ -33,7 +33,7 @@ SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
     "ack_within, allow, api_key, encrypt, forward, handlers, limit, livemode, max_body, path,"
     " provider, receive_within, reconcile, redact, redact_at,"
-    " replay, retention, secrets, spool, tolerance, types"
+    " replay, retention, scheme, secrets, spool, tolerance, types, verify_token"
 )
 RATE = "a rate such as 5/s, 100/m or 20/10s, of at most 10000 a period"
 TOP_KEYS = "one of alerts, defaults, digest_key, keys, routes, schema"

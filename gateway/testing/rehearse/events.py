@@ -11,7 +11,6 @@ import orjson
 
 from gateway.errors import BadPayload
 from gateway.ledger.claims import Claim
-from gateway.ledger.making import CREDENTIALS
 from gateway.model import Envelope, Event
 from gateway.providers import Incoming
 from gateway.registry import Subscription
@@ -181,7 +180,9 @@ def make_occasion(
     return Occasion(
         route=route,
         envelope=route.provider.read(Incoming(signed, sent.body)),
-        headers={name: value for name, value in signed.items() if name not in CREDENTIALS},
+        headers={
+            name: value for name, value in signed.items() if name not in route.provider.credentials
+        },
         body=sent.body,
         label=label,
     )

@@ -1,0 +1,1 @@
+"""Senders described as data: one notation for routes and for the catalogue."""

@@ -1,0 +1,181 @@
+"""From the sections of a scheme to a provider."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from secrets import token_hex
+from typing import Final
+
+from gateway.providers.provider import (
+    CREDENTIALS,
+    SECRET_BYTES,
+    Acknowledgement,
+    Facts,
+    Integrity,
+    Key,
+    Provider,
+    Verify,
+    make_secret,
+    read_text_key,
+)
+from gateway.providers.schemes.handshake import make_greet, make_greet_by_get
+from gateway.providers.schemes.keys import (
+    PRIVATE_PREFIX,
+    PUBLIC_PREFIX,
+    make_hmac_key,
+    make_private_key,
+    read_hmac_key,
+    read_public_key,
+)
+from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.reader import make_read, make_split
+from gateway.providers.schemes.sections import (
+    TOLERANCE,
+    BearerSection,
+    HmacSection,
+    SenderSection,
+    SignedSection,
+    check_scheme,
+    covers_choice,
+)
+from gateway.providers.schemes.signer import make_sign
+from gateway.providers.schemes.tokens import (
+    make_basic,
+    make_bearer,
+    read_basic_key,
+    read_bearer_key,
+)
+from gateway.providers.schemes.verifier import make_verify
+from gateway.providers.schemes.words import describe_scheme
+
+MAX_BODY: Final = 1024**2
+NO_CONTENT: Final = 204
+
+
+def make_provider(
+    name: str,
+    kind: str,
+    section: SenderSection,
+    *,
+    max_body: int = MAX_BODY,
+    facts: Facts | None = None,
+) -> Provider:
+    """Raises Unexpected where one key contradicts another."""
+    check_scheme(section)
+    split = make_split(section)
+    read_key, make = _keys(kind, section)
+    return Provider(
+        name=name,
+        verify=_verify(kind, section),
+        read=make_read(section),
+        sign=make_sign(section, read_key),
+        redelivery=section.redelivery,
+        retries=section.retries,
+        max_body=max_body,
+        tolerance=_tolerance(section),
+        honest_repeats=frozenset(section.honest_repeats) if is_guarded(section) else None,
+        read_key=read_key,
+        make_secret=make,
+        uses_url=_uses(section, "query") or signs_url(section),
+        signs_url=signs_url(section),
+        split=split,
+        greet=make_greet(section.handshake),
+        greet_by_get=make_greet_by_get(section.handshake),
+        acknowledgement=_acknowledgement(section),
+        refusal_status=section.refusal,
+        credentials=CREDENTIALS | _credentials(section),
+        tells_livemode=section.livemode is not None,
+        wants_token=any(one.token is not None for one in section.handshake),
+        facts=facts or Facts(title=name, scheme=describe_scheme(kind, section)),
+        integrity=integrity(section),
+    )
+
+
+def _verify(kind: str, section: SenderSection) -> Verify:
+    if isinstance(section, SignedSection):
+        return make_verify(section, make_split(section))
+    return make_bearer(section) if isinstance(section, BearerSection) else make_basic()
+
+
+def _keys(kind: str, section: SenderSection) -> tuple[Callable[[bytes], Key], Callable[[], str]]:
+    if isinstance(section, HmacSection):
+        prefixes = tuple(section.key_prefix)
+        read = read_hmac_key(section.key, prefixes)
+        make = make_secret
+        if section.key != "text":
+            make = partial(make_hmac_key, section.key, prefixes)
+        if section.public is not None:
+            read = _either(read, section.public.algorithm)
+        return read, make
+    if isinstance(section, SignedSection):
+        return partial(read_public_key, kind=kind), partial(make_private_key, kind)
+    if isinstance(section, BearerSection):
+        return read_bearer_key, lambda: token_hex(SECRET_BYTES)
+    return read_basic_key, lambda: f"gateway:{token_hex(SECRET_BYTES)}"
+
+
+def _either(read: Callable[[bytes], Key], algorithm: str) -> Callable[[bytes], Key]:
+    """By what it begins with: a shared secret, or a public or private key."""
+    prefixes = (PUBLIC_PREFIX.encode(), PRIVATE_PREFIX.encode())
+
+    def read_either(secret: bytes) -> Key:
+        if secret.startswith(prefixes):
+            return read_public_key(secret, algorithm)
+        return read(secret)
+
+    return read_either
+
+
+def _tolerance(section: SenderSection) -> timedelta | None:
+    if not isinstance(section, SignedSection) or section.timestamp is None:
+        return None
+    return section.tolerance or TOLERANCE
+
+
+def is_guarded(section: SenderSection) -> bool:
+    """Whether the same bytes under another id are a replay: where the id is not signed, anyone
+    who has captured a request can give it another. Who sends no signature is not held up."""
+    if section.replay_guard is not None:
+        return section.replay_guard
+    if not isinstance(section, SignedSection) or not section.signed.has("body"):
+        return False
+    return not all(covers_choice(section, choice) for choice in section.id)
+
+
+def integrity(section: SenderSection) -> Integrity:
+    """How much of a request is proven to come from its sender."""
+    if not isinstance(section, SignedSection):
+        return Integrity.NONE
+    return Integrity.WHOLE if section.signed.has("body") else Integrity.PART
+
+
+def signs_url(section: SenderSection) -> bool:
+    """Whether the public URL must be known."""
+    return isinstance(section, SignedSection) and any(
+        section.signed.has(word) for word in ("url", "path")
+    )
+
+
+def _uses(section: SenderSection, source: str) -> bool:
+    """Whether anything is read from there."""
+    places = [place for choice in (*section.id, *section.type) for place in choice.places]
+    if isinstance(section, SignedSection):
+        places += [*section.signature.at, *section.signed.places]
+        places += [] if section.timestamp is None else section.timestamp.at
+        places += [] if section.body_hash is None else [section.body_hash]
+    if isinstance(section, BearerSection):
+        places += section.token.at
+    return any(place.source == source for place in places)
+
+
+def _credentials(section: SenderSection) -> frozenset[str]:
+    at: list[Place] = section.token.at if isinstance(section, BearerSection) else []
+    return frozenset(place.name for place in at if place.source == "header")
+
+
+def _acknowledgement(section: SenderSection) -> Acknowledgement:
+    body = "" if section.ack.status == NO_CONTENT else section.ack.body
+    return Acknowledgement(section.ack.status, None if body is None else body.encode())
+
+
+__all__ = ["integrity", "is_guarded", "make_provider", "read_text_key", "signs_url"]

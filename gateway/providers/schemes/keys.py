@@ -1,0 +1,163 @@
+"""Keys from secrets: bytes for HMAC, public or private keys for the others."""
+
+import base64
+import binascii
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_private_key,
+    load_der_public_key,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from gateway.notation.problems import Unexpected
+
+PUBLIC_PREFIX: Final = "whpk_"
+PRIVATE_PREFIX: Final = "whsk_"
+SEED_BYTES: Final = 32
+KEY_BYTES: Final = 32
+HIDDEN: Final = "a secret (not shown) that is none"
+PUBLIC_EXPECTED: Final = (
+    "the sender's public key: PEM, base64 of DER, or for Ed25519 its 32 bytes in hex or base64"
+)
+
+PrivateKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+AnyPublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """What verifies; and signs, where the private key was given."""
+
+    public: AnyPublicKey = field(repr=False)
+    private: PrivateKey | None = field(default=None, repr=False)
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        """Whether it was signed by the private half."""
+        try:
+            if isinstance(self.public, ed25519.Ed25519PublicKey):
+                self.public.verify(signature, message)
+            else:
+                self.public.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+    def sign(self, message: bytes) -> bytes:
+        """Raises Unexpected where only the public half is known."""
+        if self.private is None:
+            raise Unexpected(
+                found="a public key, which can only verify", expected="the sender's private key"
+            )
+        if isinstance(self.private, ed25519.Ed25519PrivateKey):
+            return self.private.sign(message)
+        return self.private.sign(message, ec.ECDSA(hashes.SHA256()))
+
+
+def decode_strictly(text: str, form: str) -> bytes | None:
+    """Bytes from hex or base64; None for what another reader would read differently."""
+    try:
+        if form == "hex":
+            return bytes.fromhex(text) if text.isalnum() else None
+        if form == "base64url":
+            return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):  # ValueError: not ASCII, odd hex
+        return None
+
+
+def read_hmac_key(form: str, prefixes: tuple[str, ...]) -> Callable[[bytes], bytes]:
+    """How the bytes that sign are made of a secret."""
+
+    def read(secret: bytes) -> bytes:
+        if form == "text":
+            return secret
+        text = secret.decode("utf-8", "replace")
+        for prefix in prefixes:
+            text = text.removeprefix(prefix)
+        key = decode_strictly(text, form)
+        if not key:
+            start = f"{prefixes[-1]} and " if prefixes else ""
+            raise Unexpected(found=HIDDEN, expected=f"{start}the key in {form}")
+        return key
+
+    return read
+
+
+def read_public_key(secret: bytes, kind: str) -> PublicKey:
+    """Raises Unexpected, which shows nothing of it."""
+    try:
+        found = _load(secret.decode("ascii"), kind)
+    except (ValueError, TypeError):  # cryptography's: not a key, a protected one, an odd curve
+        found = None
+    if found is None or not isinstance(found.public, _CLASSES[kind]):
+        raise Unexpected(found=HIDDEN, expected=PUBLIC_EXPECTED)
+    return found
+
+
+_CLASSES: Final[dict[str, type]] = {
+    "ed25519": ed25519.Ed25519PublicKey,
+    "ecdsa": ec.EllipticCurvePublicKey,
+}
+
+
+def _load(text: str, kind: str) -> PublicKey | None:
+    if text.startswith("-----BEGIN"):
+        is_private = "PRIVATE KEY" in text.partition("\n")[0]
+        pem = text.encode()
+        return (
+            _private(load_pem_private_key(pem, None))
+            if is_private
+            else _public(load_pem_public_key(pem))
+        )
+    if text.startswith(PRIVATE_PREFIX):
+        seed = decode_strictly(text.removeprefix(PRIVATE_PREFIX), "base64") or b""
+        return _private(ed25519.Ed25519PrivateKey.from_private_bytes(seed[:SEED_BYTES]))
+    text = text.removeprefix(PUBLIC_PREFIX)
+    is_hex = kind == "ed25519" and len(text) == 2 * KEY_BYTES
+    key = decode_strictly(text, "hex" if is_hex else "base64")
+    if key is None:
+        return None
+    if kind == "ed25519" and len(key) == KEY_BYTES:
+        return PublicKey(ed25519.Ed25519PublicKey.from_public_bytes(key))
+    try:
+        return _public(load_der_public_key(key))
+    except ValueError:
+        return _private(load_der_private_key(key, None))
+
+
+def _public(key: Any) -> PublicKey:
+    return PublicKey(key)
+
+
+def _private(key: Any) -> PublicKey:
+    return PublicKey(key.public_key(), key)
+
+
+def make_private_key(kind: str) -> str:
+    """One for development, as base64 of its DER: what `read_public_key` takes too."""
+    key: PrivateKey = (
+        ed25519.Ed25519PrivateKey.generate()
+        if kind == "ed25519"
+        else ec.generate_private_key(ec.SECP256R1())
+    )
+    der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    return base64.b64encode(der).decode()
+
+
+def make_hmac_key(form: str, prefixes: tuple[str, ...]) -> str:
+    """One for development, in the form in which the sender gives its own out."""
+    if form == "hex":
+        return secrets.token_hex(SEED_BYTES)
+    prefix = prefixes[-1] if prefixes else ""
+    return prefix + base64.b64encode(secrets.token_bytes(SEED_BYTES)).decode()

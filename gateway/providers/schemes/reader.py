@@ -1,0 +1,98 @@
+"""What a verified request says of its event: id, type, account and time."""
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from gateway.errors import BadPayload
+from gateway.model import Envelope
+from gateway.providers.payload import check_text, is_text
+from gateway.providers.provider import Incoming, Read
+from gateway.providers.schemes.batch import split_items
+from gateway.providers.schemes.moments import parse_moment
+from gateway.providers.schemes.places import Looked, Place, Reader
+from gateway.providers.schemes.sections import DIGEST, MomentSection, SenderSection
+from gateway.providers.schemes.template import Template
+from gateway.providers.schemes.verifier import Split
+
+
+def make_read(section: SenderSection) -> Read:
+    """The reading of one scheme."""
+    ids, types = _readers(section.id), _readers(section.type)
+    id_names, type_names = (" or ".join(map(str, said)) for said in (section.id, section.type))
+    account = None if section.account is None else section.account.reader()
+    livemode = None if section.livemode is None else section.livemode.reader()
+    occurred_at = None if section.occurred_at is None else _moment_reader(section.occurred_at)
+
+    def read(incoming: Incoming) -> Envelope:
+        looked = Looked(incoming)
+        return Envelope(
+            id=_text(ids, looked, "id", id_names),
+            type=_text(types, looked, "type", type_names),
+            account=None if account is None else _if_text(account(looked)),
+            livemode=None if livemode is None else _LIVEMODES.get(livemode(looked) or ""),
+            occurred_at=None if occurred_at is None else occurred_at(looked),
+        )
+
+    return read
+
+
+_LIVEMODES = {"true": True, "live": True, "false": False, "test": False}
+
+
+def _readers(choices: Sequence[Template]) -> list[Reader]:
+    return [_digest if str(choice) == DIGEST else choice.reader() for choice in choices]
+
+
+def _digest(looked: Looked) -> str:
+    return hashlib.sha256(looked.body).hexdigest()
+
+
+def _text(readers: Sequence[Reader], looked: Looked, key: str, names: str) -> str:
+    for read in readers:
+        text = read(looked)
+        if text:
+            return check_text(text, key)
+    raise BadPayload(f"`{key}`: found nothing at {names}; expected text")
+
+
+def _if_text(value: str | None) -> str | None:
+    return value if is_text(value) else None
+
+
+def _moment_reader(section: MomentSection) -> "MomentReader":
+    return MomentReader(section.at.reader(), section.unit)
+
+
+class MomentReader:
+    """Reads a time that protects nothing: what is odd is left out."""
+
+    def __init__(self, reader: Reader, unit: str) -> None:
+        self._reader = reader
+        self._unit = unit
+
+    def __call__(self, looked: Looked) -> datetime | None:
+        seconds = parse_moment(self._reader(looked) or "", self._unit)
+        return None if seconds is None or seconds < 0 else datetime.fromtimestamp(seconds, UTC)
+
+
+def make_split(section: SenderSection) -> Split | None:
+    """The items of a batch, each as a request of its own; None where a request is one event."""
+    batch = section.batch
+    if batch is None:
+        return None
+    if batch == "json":
+        batch = Place("json", "")
+    in_form = batch.source == "form"
+    path = () if in_form or not batch.name else batch.keys
+    name = batch.name
+
+    def split(incoming: Incoming) -> list[Incoming]:
+        document, headers = incoming.body, incoming.headers
+        if in_form:
+            document = Looked(incoming).form.get(name, "").encode("utf-8", "replace")
+            headers = {**headers, "content-type": "application/json"}
+        items = split_items(document, path, BadPayload)
+        return [incoming._replace(body=item, headers=headers) for item in items]
+
+    return split

@@ -1,0 +1,351 @@
+"""The shape of a `scheme:`, in routes.yaml and in the catalogue: the same models check both."""
+
+from datetime import timedelta
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from gateway.notation.problems import Unexpected, describe
+from gateway.notation.quantities import LONGEST, Duration, lasting
+from gateway.notation.section import Section
+from gateway.providers.schemes.places import PLACE_PATTERN, Place
+from gateway.providers.schemes.template import WORDS, Template, parse_choice, parse_template
+
+DIGEST: Final = "digest"
+DAY: Final = timedelta(days=1)
+TOLERANCE: Final = timedelta(minutes=5)
+REDELIVERY: Final = timedelta(days=7)
+"""Where nobody has said how long a sender comes back: long enough for all that have."""
+MOST_HANDSHAKES: Final = 8
+
+TEXT_SCHEMA: Final = {"type": "string"}
+PlaceText = Annotated[
+    Place,
+    PlainValidator(lambda text: text if isinstance(text, Place) else Place.parse(text)),
+    WithJsonSchema({"type": "string", "pattern": f"^{PLACE_PATTERN}$"}),
+]
+SignedText = Annotated[
+    Template,
+    PlainValidator(
+        lambda text: text if isinstance(text, Template) else parse_template(text, words=WORDS)
+    ),
+    WithJsonSchema(TEXT_SCHEMA),
+]
+ChoiceText = Annotated[
+    Template,
+    PlainValidator(lambda text: text if isinstance(text, Template) else parse_choice(text)),
+    WithJsonSchema(TEXT_SCHEMA),
+]
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Places = Annotated[
+    list[PlaceText],
+    Field(min_length=1, max_length=16),
+    BeforeValidator(_listed, json_schema_input_type=PlaceText | list[PlaceText]),
+]
+Choices = Annotated[
+    list[ChoiceText],
+    Field(min_length=1, max_length=8),
+    BeforeValidator(_listed, json_schema_input_type=ChoiceText | list[ChoiceText]),
+]
+Status = Annotated[int, Field(ge=200, le=299)]
+Refusal = Annotated[int, Field(ge=400, le=499)]
+ShortText = Annotated[str, Field(max_length=64)]
+SomeText = Annotated[str, Field(min_length=1, max_length=64)]
+Prefixes = Annotated[
+    list[SomeText],
+    Field(max_length=4),
+    BeforeValidator(_listed, json_schema_input_type=SomeText | list[SomeText]),
+]
+
+
+class ItemSection(Section):
+    """A place, or one of several values in it."""
+
+    at: Places = Field(description="Where: a place, or several of which the first that is there.")
+    separator: SomeText | None = Field(
+        default=None, description="What stands between several values in one place."
+    )
+    field: SomeText | None = Field(
+        default=None, description="Which of name=value pairs, such as v1 in t=1,v1=ab."
+    )
+
+
+class SignatureSection(ItemSection):
+    """Where signatures are; every one that is there is tried."""
+
+    prefix: SomeText | None = Field(
+        default=None, description="What stands before each; others are ignored in a list."
+    )
+    encoding: Literal["hex", "base64", "base64url"] = Field(
+        default="hex", description="How it is written; compared as it is written."
+    )
+
+
+class TokenSection(Section):
+    """Where a shared token is sent."""
+
+    at: Places = Field(description="Where: a place, or several of which the first that is there.")
+    prefix: SomeText | None = Field(
+        default=None, description="What stands before it, such as `Bearer `."
+    )
+
+
+class TimestampSection(ItemSection):
+    """Where the time of signing is. It must be part of what is signed."""
+
+    unit: Literal["s", "ms", "iso"] = Field(
+        default="s", description="Unix seconds, milliseconds, or ISO 8601 with its offset."
+    )
+
+
+class MomentSection(Section):
+    """When the event happened, by the sender's clock: information, no protection."""
+
+    at: PlaceText = Field(description="Where it is.")
+    unit: Literal["s", "ms", "iso"] = Field(
+        default="s", description="Unix seconds, milliseconds, or ISO 8601 with its offset."
+    )
+
+
+class PublicVariant(Section):
+    """A public-key signature that the same sender may use instead: known by the key's prefix."""
+
+    algorithm: Literal["ed25519", "ecdsa"] = Field(description="How it signs.")
+    prefix: SomeText = Field(description="What stands before such a signature.")
+
+
+class AckSection(Section):
+    """What the sender wants to see when its event is taken."""
+
+    status: Status = Field(default=200, description="The status; 204 has no body.")
+    body: ShortText | None = Field(
+        default=None, description="The body as text, or '' for none; else our own JSON."
+    )
+
+
+class HandshakeSection(Section):
+    """A request that is no event, and its answer."""
+
+    method: Literal["POST", "GET", "HEAD"] = Field(
+        default="POST", description="POST is verified like an event; the others are not signed."
+    )
+    when: dict[str, str | int | bool] = Field(
+        default_factory=dict, description="What must be where, such as json.type: ping."
+    )
+    token: PlaceText | None = Field(
+        default=None,
+        description="GET: where the token is that must equal the route's verify_token.",
+    )
+    status: Status = Field(default=200, description="The status of the answer.")
+    text: SomeText | None = Field(default=None, description="The answer as text, with places.")
+    json_answer: dict[str, SomeText] | None = Field(
+        default=None, alias="json", description="The answer as JSON, with places in its values."
+    )
+
+
+def _check_when(handshakes: list[HandshakeSection]) -> list[HandshakeSection]:
+    for handshake in handshakes:
+        for place in handshake.when:
+            Place.parse(place)
+        if handshake.method == "POST" and not handshake.when:
+            raise Unexpected(found="a handshake by POST without `when`", expected="what tells it")
+        if handshake.method != "POST" and _uses_key(handshake):
+            raise Unexpected(
+                found="{hmac...} in an answer to a request that nobody signs",
+                expected="none: strangers could have anything signed",
+            )
+    return handshakes
+
+
+def _uses_key(handshake: HandshakeSection) -> bool:
+    answers = [handshake.text or "", *(handshake.json_answer or {}).values()]
+    return any("{hmac." in answer for answer in answers)
+
+
+Handshakes = Annotated[
+    list[HandshakeSection],
+    Field(max_length=MOST_HANDSHAKES),
+    AfterValidator(_check_when),
+]
+
+
+class SenderSection(Section):
+    """What every kind of scheme says: where id and type are, and what the sender does."""
+
+    id: Choices = Field(
+        default=[parse_choice(DIGEST)],
+        description="Where the event's id is: a place, text with places in braces, or several of"
+        " which the first that is there; `digest` is the SHA-256 of the body.",
+    )
+    type: Choices = Field(
+        description="Where the event's type is, in the same notation; other text is the type."
+    )
+    account: PlaceText | None = Field(default=None, description="Where it says whose event it is.")
+    livemode: PlaceText | None = Field(
+        default=None, description="Where it says true for live events and false for tests."
+    )
+    occurred_at: MomentSection | None = Field(
+        default=None, description="When it happened: information, which protects nothing."
+    )
+    batch: Literal["json"] | PlaceText | None = Field(
+        default=None,
+        description="Where the list is if a request brings several events: json for the body"
+        " itself, or json.events, or form.name. Other places are then those of each item.",
+    )
+    ack: AckSection = Field(
+        default_factory=AckSection, description="What the sender wants to see for its event."
+    )
+    refusal: Refusal = Field(
+        default=403, description="The status for a wrong signature, where 401 is demanded."
+    )
+    retries: bool = Field(
+        default=True, description="Whether the sender comes back by itself after a 503."
+    )
+    redelivery: Annotated[Duration, lasting(timedelta(0), LONGEST)] = Field(
+        default=REDELIVERY, description="How long it can deliver the same event again."
+    )
+    honest_repeats: list[SomeText] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Types whose bytes can honestly repeat, where the replay guard is on.",
+    )
+    replay_guard: bool | None = Field(
+        default=None,
+        description="Whether the same bytes under another id are a replay. Default: where the id"
+        " is not signed.",
+    )
+    handshake: Handshakes = Field(
+        default_factory=list, description="Requests that are no events, and their answers."
+    )
+
+
+class SignedSection(SenderSection):
+    """What all signing senders have in common."""
+
+    signature: SignatureSection = Field(description="Where the signature is.")
+    signed: SignedText = Field(
+        default=parse_template("{body}", words=WORDS),
+        description="What is signed: text with {body}, {timestamp}, {id}, {url}, {method}, {path},"
+        " {params} and places in it.",
+    )
+    timestamp: TimestampSection | None = Field(
+        default=None, description="Where the time of signing is; it must be signed."
+    )
+    tolerance: Annotated[Duration, lasting(timedelta(seconds=1), DAY)] | None = Field(
+        default=None, description="How far the signed time may be from ours. Default 5m."
+    )
+    body_hash: PlaceText | None = Field(
+        default=None,
+        description="Where the SHA-256 of the body is in hex, for bodies that are no form, if only"
+        " that is signed.",
+    )
+    url_decodes: SomeText | None = Field(
+        default=None, description="Characters that the sender decodes in the URL before it signs."
+    )
+    each: bool = Field(
+        default=False, description="Whether each item of the batch has a signature of its own."
+    )
+
+
+class HmacSection(SignedSection):
+    """A sender that signs with a shared secret."""
+
+    algorithm: Literal["sha1", "sha256", "sha512"] = Field(
+        default="sha256", description="The hash of the HMAC."
+    )
+    key: Literal["text", "base64", "hex"] = Field(
+        default="text", description="How the secret is written: as it is, or encoded."
+    )
+    key_prefix: Prefixes = Field(
+        default_factory=list,
+        description="What stands before an encoded key, such as whsec_.",
+    )
+    public: PublicVariant | None = Field(
+        default=None,
+        description="A public-key signature that the sender may use instead (whpk_ keys).",
+    )
+
+
+class PublicKeySection(SignedSection):
+    """A sender that signs with a private key, of which the secret is the public one."""
+
+
+class BearerSection(SenderSection):
+    """A sender that shows a token, and signs nothing."""
+
+    token: TokenSection = Field(description="Where the token is.")
+
+
+class BasicSection(SenderSection):
+    """A sender that shows user and password, and signs nothing."""
+
+
+KINDS: Final[dict[str, type[SenderSection]]] = {
+    "hmac": HmacSection,
+    "ed25519": PublicKeySection,
+    "ecdsa": PublicKeySection,
+    "bearer": BearerSection,
+    "basic": BasicSection,
+}
+
+
+def check_scheme(section: SenderSection) -> None:
+    """What one key says about another. Raises Unexpected."""
+    if section.batch is not None and not any(is_of_item(choice) for choice in section.id):
+        raise Unexpected(found="a batch whose items share one id", expected="an id in each item")
+    if isinstance(section, SignedSection):
+        _check_signed(section)
+
+
+def is_of_item(choice: Template) -> bool:
+    """Whether an id differs between the items of a batch."""
+    return str(choice) == DIGEST or any(place.source == "json" for place in choice.places)
+
+
+def _check_signed(section: SignedSection) -> None:
+    timestamp = section.timestamp
+    if section.signed.has("timestamp") and timestamp is None:
+        raise Unexpected(found="{timestamp} in `signed`", expected="`timestamp`: where it is")
+    if timestamp is None and section.tolerance is not None:
+        raise Unexpected(found="a tolerance without `timestamp`", expected="a signed time, or none")
+    if section.signed.has("id") and any(str(choice) == DIGEST for choice in section.id):
+        raise Unexpected(found="{id} in `signed`", expected="`id`: where it is, and no digest")
+    if section.each and section.batch is None:
+        raise Unexpected(found="`each` without `batch`", expected="where the items are")
+    if timestamp is not None and not all(covers(section, place) for place in timestamp.at):
+        raise Unexpected(
+            found=f"a timestamp in {describe(str(timestamp.at[0]))}, which is not signed",
+            expected="a signed one: freshness of an unsigned time is no protection (as information,"
+            " it goes under occurred_at)",
+        )
+
+
+def covers(section: SignedSection, place: Place) -> bool:
+    """Whether a change of what is there changes what is signed."""
+    signed = section.signed
+    if place in signed.places:
+        return True
+    if section.timestamp is not None and signed.has("timestamp") and place in section.timestamp.at:
+        return True
+    if signed.has("id") and any(place in choice.places for choice in section.id):
+        return True
+    match place.source:
+        case "json":
+            return signed.has("body")
+        case "form":
+            return signed.has("body") or signed.has("params")
+        case "query":
+            return signed.has("url")
+    return False
+
+
+def covers_choice(section: SignedSection, choice: Template) -> bool:
+    """Whether all of a value is signed; a digest is as good as the body that it is made of."""
+    if str(choice) == DIGEST:
+        return section.signed.has("body")
+    return all(covers(section, place) for place in choice.places)

@@ -1,0 +1,194 @@
+"""Signing as the sender would, for `gateway send` and for tests."""
+
+import base64
+import hmac
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import orjson
+
+from gateway.providers.provider import Incoming, Key, Sign, Signed
+from gateway.providers.schemes.keys import PublicKey
+from gateway.providers.schemes.moments import format_moment
+from gateway.providers.schemes.places import Looked, Place, dig
+from gateway.providers.schemes.reader import make_split
+from gateway.providers.schemes.sections import (
+    DIGEST,
+    BearerSection,
+    HmacSection,
+    ItemSection,
+    SenderSection,
+    SignedSection,
+)
+from gateway.providers.schemes.tokens import AUTHORIZATION
+from gateway.providers.schemes.verifier import composer, encode
+
+ReadKey = Callable[[bytes], Key]
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+
+
+class Draft:
+    """A request in the making."""
+
+    def __init__(self, body: bytes, url: str, *, is_form: bool) -> None:
+        self.headers = {"content-type": FORM if is_form else JSON}
+        self.body = body
+        self.url = url
+
+    def put(self, place: Place, value: str, *, is_number: bool = False) -> None:
+        """Puts a value where it belongs; what a body already says of itself stays."""
+        if place.source == "header":
+            self.headers[place.name] = value
+        elif place.source == "query":
+            mark = "&" if urlsplit(self.url).query else "?"
+            self.url += mark + urlencode({place.name: value})
+        elif place.source == "json":
+            self._plant(place.keys, int(value) if is_number else value)
+        elif f"{place.name}=".encode() not in self.body:
+            more = urlencode({place.name: value}).encode()
+            self.body = b"&".join(filter(None, [self.body, more]))
+
+    def _plant(self, keys: tuple[str, ...], value: Any) -> None:
+        document = orjson.loads(self.body)
+        if isinstance(document, dict):
+            plant(document, keys, value)
+            self.body = orjson.dumps(document)
+
+    def incoming(self) -> Incoming:
+        return Incoming(self.headers, self.body, "POST", self.url)
+
+
+def plant(document: Any, keys: tuple[str, ...], value: Any) -> None:
+    """Sets a value in a JSON document, making what leads to it."""
+    *path, last = keys
+    for key, after in zip(path, keys[1:], strict=True):
+        inner: Any = [{}] if after == "0" else {}
+        if isinstance(document, list):
+            document = document[0]
+            continue
+        document = document.setdefault(key, inner)
+        if not isinstance(document, dict | list):
+            return
+    if isinstance(document, list):
+        document[:1] = [value]
+    elif last.startswith("*"):
+        document.setdefault(value, {})
+    else:
+        document[last] = value
+
+
+def make_sign(section: SenderSection, read_key: ReadKey) -> Sign:
+    """The signer of one scheme."""
+
+    def sign(
+        body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = ""
+    ) -> Signed:
+        draft = Draft(body, url, is_form=_uses_form(section))
+        _name(draft, section, id, type)
+        if isinstance(section, SignedSection):
+            _sign(draft, section, read_key(secret), now)
+        elif isinstance(section, BearerSection):
+            draft.put(
+                section.token.at[0],
+                (section.token.prefix or "") + secret.decode("utf-8", "replace"),
+            )
+        else:
+            draft.headers[AUTHORIZATION] = f"Basic {base64.b64encode(secret).decode()}"
+        return Signed(draft.headers, draft.body, draft.url)
+
+    return sign
+
+
+def _uses_form(section: SenderSection) -> bool:
+    if isinstance(section.batch, Place) and section.batch.source == "form":
+        return True
+    choices = [*section.id[:1], *section.type[:1]]
+    return any(place.source == "form" for choice in choices for place in choice.places)
+
+
+def _name(draft: Draft, section: SenderSection, id: str, type: str) -> None:
+    """Id and type, where they are not inside the body."""
+    for choice, value in ((section.id[0], id), (section.type[0], type)):
+        if str(choice) == DIGEST:
+            continue
+        for place, text in choice.match(value).items():
+            if place.source != "json":
+                draft.put(place, text)
+
+
+def _sign(draft: Draft, section: SignedSection, key: Key, now: datetime) -> None:
+    moment = ""
+    if section.timestamp is not None:
+        moment = format_moment(now, section.timestamp.unit)
+        _put_item(draft, section.timestamp, moment)
+    if section.body_hash is not None:
+        _put_body_hash(draft, section.body_hash)
+    if section.each:
+        _sign_each(draft, section, key)
+        return
+    signature = _signature(section, draft.incoming(), key)
+    _put_item(draft, section.signature, signature)
+
+
+def _put_body_hash(draft: Draft, place: Place) -> None:
+    import hashlib
+
+    if draft.headers["content-type"] == JSON:
+        draft.put(place, hashlib.sha256(draft.body).hexdigest())
+
+
+def _put_item(draft: Draft, section: ItemSection, value: str) -> None:
+    place = section.at[0]
+    if section.field is not None and section.separator is not None:
+        before = draft.headers.get(place.name)
+        value = f"{section.field}={value}"
+        value = value if before is None else f"{before}{section.separator}{value}"
+    is_number = place.source == "json" and value.isdigit() and _held_number(draft, place)
+    draft.put(place, value, is_number=is_number)
+
+
+def _held_number(draft: Draft, place: Place) -> bool:
+    try:
+        return isinstance(dig(orjson.loads(draft.body), place.keys), int)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _signature(section: SignedSection, incoming: Incoming, key: Key) -> str:
+    message = composer(section)(Looked(incoming))
+    encoding = section.signature.encoding
+    if isinstance(key, PublicKey):
+        variant = section.public if isinstance(section, HmacSection) else None
+        prefix = section.signature.prefix if variant is None else variant.prefix
+        return (prefix or "") + encode(key.sign(message), encoding).decode()
+    algorithm = section.algorithm if isinstance(section, HmacSection) else "sha256"
+    digest = hmac.digest(key, message, algorithm)
+    return (section.signature.prefix or "") + encode(digest, encoding).decode()
+
+
+def _sign_each(draft: Draft, section: SignedSection, key: Key) -> None:
+    split = make_split(section)
+    place = section.signature.at[0]
+    items = [] if split is None else split(draft.incoming())
+    signed = []
+    for item in items:
+        document = orjson.loads(item.body)
+        plant(document, place.keys, _signature(section, item, key))
+        signed.append(document)
+    if isinstance(section.batch, Place) and section.batch.source == "json":
+        whole = orjson.loads(draft.body)
+        plant_list(whole, section.batch.keys, signed)
+        draft.body = orjson.dumps(whole)
+    else:
+        draft.body = orjson.dumps(signed)
+
+
+def plant_list(document: Any, keys: tuple[str, ...], items: list[Any]) -> None:
+    """Sets the list of a batch."""
+    *path, last = keys
+    for key in path:
+        document = document[key]
+    document[last] = items

@@ -1,0 +1,122 @@
+"""Text with parts of a request in it: `{timestamp}.{body}`, `{json.type}.{json.action}`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gateway.notation.problems import Unexpected, describe
+from gateway.providers.schemes.places import PLACE_PATTERN, Place, Reader
+
+WORDS: Final = ("body", "timestamp", "id", "url", "method", "path", "params")
+"""What may stand in `signed` beside places; `params`: the fields of a form, sorted and joined."""
+LONGEST: Final = 1000
+_PIECE: Final = re.compile(r"\{([^{}]*)\}|([^{}]+)|(.)", re.DOTALL)
+
+
+class Part(NamedTuple):
+    """What is filled in: a word, or a place."""
+
+    word: str
+    place: Place | None = None
+    is_optional: bool = False
+    """Whether nothing will do, as an empty text."""
+
+    def __str__(self) -> str:
+        return "{" + self.word + ("?" if self.is_optional else "") + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Literal text and parts, in their order."""
+
+    pieces: tuple[str | Part, ...]
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.pieces))
+
+    @property
+    def said(self) -> str:
+        """As `parse_choice` takes it: one place has no braces."""
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], Part):
+            return str(self.pieces[0].place or self.pieces[0].word)
+        return str(self)
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """What is filled in."""
+        return (piece for piece in self.pieces if isinstance(piece, Part))
+
+    @property
+    def places(self) -> list[Place]:
+        """Where the parts are that are no words."""
+        return [part.place for part in self.parts if part.place is not None]
+
+    def has(self, word: str) -> bool:
+        """Whether a word is among the parts."""
+        return any(part.word == word for part in self.parts)
+
+    def reader(self) -> Reader:
+        """The text made of a request; None where a part that must be there is not."""
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], Part):
+            return _required(self.pieces[0])
+        readers = [piece if isinstance(piece, str) else _required(piece) for piece in self.pieces]
+
+        def read(looked: object) -> str | None:
+            texts = [reader if isinstance(reader, str) else reader(looked) for reader in readers]  # type: ignore[arg-type]  # a Looked
+            return None if None in texts else "".join(filter(None, texts))
+
+        return read
+
+    def match(self, text: str) -> dict[Place, str]:
+        """What each place must hold for the template to give this text."""
+        pattern = "".join(
+            re.escape(piece) if isinstance(piece, str) else "(.*?)" for piece in self.pieces
+        )
+        found = re.fullmatch(pattern, text, re.DOTALL)
+        return {} if found is None else dict(zip(self.places, found.groups(), strict=True))
+
+
+def _required(part: Part) -> Reader:
+    if part.place is None:
+        raise ValueError(f"{part} is no place")
+    reader = part.place.reader()
+    return (lambda looked: reader(looked) or "") if part.is_optional else reader
+
+
+def parse_template(text: object, *, words: tuple[str, ...] = ()) -> Template:
+    """Raises Unexpected."""
+    expected = _expected(words)
+    if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
+        raise Unexpected(found=describe(text), expected=expected)
+    pieces: list[str | Part] = []
+    for inner, literal, stray in _PIECE.findall(text):
+        if stray:
+            raise Unexpected(found=describe(text), expected=f"{{ and }} in pairs: {expected}")
+        pieces.append(literal or _part(inner, words, expected))
+    return Template(tuple(pieces))
+
+
+def _part(inner: str, words: tuple[str, ...], expected: str) -> Part:
+    name = inner.removesuffix("?")
+    if name in words:
+        if name != inner:
+            raise Unexpected(found="{" + inner + "}", expected=f"{{{name}}}, which is always there")
+        return Part(name)
+    if not re.fullmatch(PLACE_PATTERN, name):
+        raise Unexpected(found="{" + inner[:60] + "}", expected=expected)
+    place = Place.parse(name)
+    return Part(str(place), place, name != inner)
+
+
+def _expected(words: tuple[str, ...]) -> str:
+    known = ", ".join(f"{{{word}}}" for word in words)
+    beside = f"{known} or " if known else ""
+    return f"text with {beside}places such as {{header.x-name}} or {{json.data.id}} in it"
+
+
+def parse_choice(text: object) -> Template:
+    """One way to find a value: a place, text with places in braces, or a literal."""
+    if isinstance(text, str) and re.fullmatch(PLACE_PATTERN, text):
+        return parse_template("{" + text + "}")
+    return parse_template(text)

@@ -1,0 +1,77 @@
+"""Senders that sign nothing: a shared token, or user and password. No integrity at all."""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from gateway.errors import BadSignature
+from gateway.notation.problems import Unexpected
+from gateway.providers.provider import Incoming, Key, Verified, Verify
+from gateway.providers.schemes.places import Looked, Reader
+from gateway.providers.schemes.sections import BearerSection
+
+MOST_CHARS: Final = 4096
+AUTHORIZATION: Final = "authorization"
+BASIC: Final = "basic "
+
+
+def _digest(token: bytes) -> bytes:
+    """Of one length, so that a comparison tells nothing of the token's."""
+    return hashlib.sha256(token).digest()
+
+
+def read_bearer_key(secret: bytes) -> Key:
+    """What a token is compared with."""
+    return b"" if not secret.strip() else _digest(secret)
+
+
+def read_basic_key(secret: bytes) -> Key:
+    """The same for `user:password`."""
+    if b":" not in secret:
+        raise Unexpected(found="a secret (not shown) without a colon", expected="user:password")
+    return _digest(base64.b64encode(secret))
+
+
+def make_bearer(section: BearerSection) -> Verify:
+    """Compares the token that is sent."""
+    readers = [place.reader() for place in section.token.at]
+    names = ", ".join(map(str, section.token.at))
+    prefix = section.token.prefix or ""
+    return _make_verify(lambda looked: _borne(readers, looked, prefix), names)
+
+
+def _borne(readers: Sequence[Reader], looked: Looked, prefix: str) -> str | None:
+    for read in readers:
+        text = read(looked)
+        if text is not None:
+            return text[len(prefix) :] if text.startswith(prefix) else None
+    return None
+
+
+def make_basic() -> Verify:
+    """Compares user and password."""
+
+    def read(looked: Looked) -> str | None:
+        text = looked.headers.get(AUTHORIZATION, "")
+        return text[len(BASIC) :] if text[: len(BASIC)].lower() == BASIC else None
+
+    return _make_verify(read, f"header.{AUTHORIZATION}")
+
+
+def _make_verify(read: Callable[[Looked], str | None], names: str) -> Verify:
+    def verify(
+        incoming: Incoming, *, keys: Sequence[Key], now: datetime, tolerance: timedelta | None
+    ) -> Verified:
+        sent = read(Looked(incoming, is_verified=False))
+        if not sent or len(sent) > MOST_CHARS:
+            raise BadSignature(f"no token at {names}")
+        digest = _digest(sent.encode("utf-8" if not sent.isascii() else "ascii", "replace"))
+        found = [index for index, key in enumerate(keys) if hmac.compare_digest(digest, key)]
+        if not found:
+            raise BadSignature(f"{names}: not a token of the route")
+        return Verified(found[0])
+
+    return verify

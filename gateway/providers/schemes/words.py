@@ -1,0 +1,90 @@
+"""A scheme in words, for people who read `gateway providers`."""
+
+from gateway.notation.quantities import format_duration
+from gateway.providers.provider import Facts
+from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.sections import (
+    DIGEST,
+    TOLERANCE,
+    BearerSection,
+    HandshakeSection,
+    HmacSection,
+    ItemSection,
+    SenderSection,
+    SignedSection,
+    covers_choice,
+)
+
+KINDS = {"ed25519": "Ed25519", "ecdsa": "ECDSA-SHA256"}
+
+
+def describe_facts(kind: str, section: SenderSection, *, title: str) -> Facts:
+    """What can be told from the scheme itself."""
+    return Facts(
+        title=title,
+        scheme=describe_scheme(kind, section),
+        id=" or ".join(_said(choice.said) for choice in section.id),
+        type=" or ".join(choice.said for choice in section.type),
+        unsigned=_unsigned(section),
+        handshake=tuple(map(_handshake, section.handshake)),
+        batch=None if section.batch is None else f"one event per item of {_where(section.batch)}",
+    )
+
+
+def describe_scheme(kind: str, section: SenderSection) -> str:
+    """How a request is verified: `HMAC-SHA256 hex over {body}, header x-signature`."""
+    if isinstance(section, SignedSection):
+        told = f"{_algorithm(kind, section)} over {section.signed}, {_at(section.signature)}"
+        if section.timestamp is not None:
+            told += f", {format_duration(section.tolerance or TOLERANCE)}"
+        return told
+    if isinstance(section, BearerSection):
+        return f"a shared token, {_places(section.token.at)}; nothing is signed"
+    return "user and password (basic auth); nothing is signed"
+
+
+def _algorithm(kind: str, section: SignedSection) -> str:
+    encoding = section.signature.encoding
+    if not isinstance(section, HmacSection):
+        return f"{KINDS[kind]} {encoding}"
+    told = f"HMAC-{section.algorithm.upper()} {encoding}"
+    return told if section.public is None else f"{told} (or {KINDS[section.public.algorithm]})"
+
+
+def _at(section: ItemSection) -> str:
+    told = _places(section.at)
+    return told if section.field is None else f"{told} ({section.field})"
+
+
+def _places(places: list[Place]) -> str:
+    return " or ".join(f"{place.source} {place.name}" for place in places)
+
+
+def _where(batch: Place | str) -> str:
+    return "the body" if isinstance(batch, str) else str(batch)
+
+
+def _said(choice: str) -> str:
+    return "SHA-256 of the body" if choice == DIGEST else choice
+
+
+def _unsigned(section: SenderSection) -> tuple[str, ...]:
+    told = []
+    for name, choices in (("id", section.id), ("type", section.type)):
+        signed = isinstance(section, SignedSection) and all(
+            covers_choice(section, choice) for choice in choices
+        )
+        if not signed:
+            told.append(name)
+    return tuple(told)
+
+
+def _handshake(handshake: HandshakeSection) -> str:
+    when = ", ".join(f"{place} = {value}" for place, value in handshake.when.items())
+    asked = f"{handshake.method} with {when}" if when else handshake.method
+    if handshake.json_answer is not None:
+        answer = "JSON with " + ", ".join(handshake.json_answer)
+    else:
+        answer = handshake.text or "no body"
+    token = ", if its token is the route's verify_token" if handshake.token is not None else ""
+    return f"{asked}: {handshake.status}, {answer}{token}"
