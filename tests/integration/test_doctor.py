@@ -16,6 +16,7 @@ import respx
 from pydantic import SecretStr
 from redis.asyncio import Redis as RedisClient
 
+from gateway.development import RunningUp, write_up
 from gateway.embedded import Postgres
 from gateway.ledger.connection import open_pool
 from gateway.ledger.tallies import REQUESTS, Tallies
@@ -38,6 +39,7 @@ from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project, free_port
 from tests.support.workers import count, make_config, make_route, make_settings, subscribe
 
+ROLES_SQL = Path(__file__).parents[2] / "deploy" / "roles.sql"
 EVERY_15M = Reconcile(every=timedelta(minutes=15), api_url="https://api.stripe.com")
 SECRET = "whsec_0123456789abcdef0123456789abcdef"
 OTHER = "a github secret of 32 characters"
@@ -204,7 +206,7 @@ async def role(postgres: Postgres, database_url: str) -> AsyncIterator[str]:
     name = f"role_{uuid4().hex}"
     await run_sql(postgres.url, f"create role {name} login")
     yield name
-    await run_sql(database_url, f"drop owned by {name}")
+    await run_sql(database_url, f"drop owned by {name} cascade")
     await run_sql(postgres.url, f"drop role {name}")
 
 
@@ -230,6 +232,48 @@ async def test_a_role_without_privileges(settings: Settings, database_url: str, 
     findings = await examine(installation)
     assert f"the role {role} may read and write the ledger" in found(findings, "ok")
     assert f"the role {role} cannot migrate" in found(findings, "ok")
+
+
+async def test_a_role_that_may_do_more_than_it_needs(
+    settings: Settings, database_url: str, role: str, tmp_path: Path
+) -> None:
+    told = found(await examine(place(settings)), "warning")
+    assert "the role gateway is a superuser" in told
+    assert "deploy/roles.sql" in told
+    name = urlsplit(database_url).path[1:]
+    await run_sql(
+        database_url,
+        f"grant create on database {name} to {role}",
+        f"alter schema gateway owner to {role}",
+        *(f"alter table gateway.{table} owner to {role}" for table in await tables(database_url)),
+    )
+    owner = as_role(database_url, role)
+    installation = place(settings, setting={"database_url": owner, "data_dir": tmp_path})
+    assert f"the role {role} owns the schema" in found(await examine(installation), "warning")
+    url = owner.get_secret_value()
+    write_up(tmp_path, RunningUp(pid=1, url="", database_url=url, redis_url=""))
+    assert "owns the schema" not in found(await examine(installation), "warning")
+
+
+async def tables(url: str) -> list[str]:
+    connection = await asyncpg.connect(url)
+    rows = await connection.fetch("select tablename from pg_tables where schemaname = 'gateway'")
+    await connection.close()
+    return [row["tablename"] for row in rows]
+
+
+async def test_a_role_that_may_do_what_it_needs(
+    settings: Settings, database_url: str, role: str, ledger: Reader
+) -> None:
+    await run_sql(database_url, ROLES_SQL.read_text(), f"grant gateway_operator to {role}")
+    installation = place(settings, setting={"database_url": as_role(database_url, role)})
+    findings = await examine(installation)
+    assert f"the role {role} is of gateway_operator" in found(findings, "ok")
+    assert role not in found(findings, "problem") + found(findings, "warning")
+    await ledger.run("create table gateway.later (n int)")
+    told = found(await examine(installation), "problem")
+    assert "may not read gateway.later" in told
+    assert "run deploy/roles.sql again" in told
 
 
 async def test_a_role_with_too_few_connections(

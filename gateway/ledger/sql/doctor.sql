@@ -5,6 +5,7 @@ select current_setting('fsync') as fsync, current_setting('full_page_writes') as
 
 -- name: read_privileges
 -- What this role may not do with the ledger, and whether it could migrate it. Also where it may do nothing.
+-- One that is of the roles in deploy/roles.sql has what they have; all but one of them may not read everything.
 with ledger as (
     select oid, nspowner from pg_namespace where nspname = 'gateway'
 ), tables as (
@@ -14,6 +15,16 @@ with ledger as (
 )
 select current_user::text as role,
        exists (select from ledger) as is_there,
+       array (
+           select rolname::text from pg_roles
+           where rolname in ('gateway_serve', 'gateway_worker', 'gateway_operator', 'gateway_readonly')
+             and pg_has_role(oid, 'usage')
+           order by rolname
+       ) as groups,
+       (select rolsuper from pg_roles where rolname = current_user) as is_superuser,
+       array (
+           select 'gateway.' || relname from tables where not has_table_privilege(oid, 'select') order by relname
+       ) as unread,
        array (
            select 'usage on schema gateway' from ledger where not has_schema_privilege(oid, 'usage')
            union all

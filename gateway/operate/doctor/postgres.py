@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from gateway.development import read_up
 from gateway.errors import SchemaMismatch, StorageUnavailable
 from gateway.ledger.connection import Connection
 from gateway.ledger.migrate import applied_version, check_version, read_migrations
@@ -24,6 +25,13 @@ LONG: Final = timedelta(minutes=5)
 UNSEEN: Final = frozenset({"usage on schema gateway", "select on gateway.migrations"})
 """Without these not even the schema's version can be had."""
 
+OPERATOR: Final = "gateway_operator"
+"""The one that may read every table."""
+ROLES: Final = (
+    "for `serve` and `worker`, make roles that may do what they do and no more:"
+    " deploy/roles.sql (this is for whoever runs `gateway migrate`)"
+)
+
 MANY_DEAD_ROWS: Final = 1_000_000
 
 
@@ -35,6 +43,8 @@ async def check_postgres(installation: Installation, connection: Connection) -> 
     findings += _idle(await _one(connection, "find_idle_transactions", LONG))
     privileges = await _one(connection, "read_privileges")
     if privileges["is_there"]:
+        if not _is_of_up(installation):
+            findings += _excess(privileges)
         findings += _privileges(privileges)
     if not UNSEEN & set(privileges["missing"]):
         findings.append(await _schema(connection))
@@ -97,8 +107,34 @@ def _durability(settings: dict[str, Any]) -> Iterator[Finding]:
         yield ok(POSTGRES, "commits wait for the disk")
 
 
+def _is_of_up(installation: Installation) -> bool:
+    """Whether the server is one of `gateway up`, which nobody else can reach."""
+    settings, up = installation.settings, read_up(installation.settings.data_dir)
+    url = None if settings.database_url is None else settings.database_url.get_secret_value()
+    return up is not None and up.database_url == url
+
+
+def _excess(found: dict[str, Any]) -> Iterator[Finding]:
+    role = found["role"]
+    if found["is_superuser"]:
+        yield warning(
+            POSTGRES,
+            f"the role {role} is a superuser: whoever gets hold of its password has the server",
+            ROLES,
+        )
+    elif found["may_migrate"]:
+        yield warning(
+            POSTGRES,
+            f"the role {role} owns the schema: it could drop what it is only to write to",
+            ROLES,
+        )
+
+
 def _privileges(found: dict[str, Any]) -> Iterator[Finding]:
     role = found["role"]
+    if found["groups"] and not found["may_migrate"]:
+        yield _grouped(role, found)
+        return
     if found["missing"]:
         some = ", ".join(found["missing"][:3])
         more = f" and {len(found['missing']) - 3} more" if len(found["missing"]) > 3 else ""
@@ -121,6 +157,18 @@ def _privileges(found: dict[str, Any]) -> Iterator[Finding]:
             POSTGRES,
             f"the role {role} cannot migrate: run `gateway migrate` as {found['owner']}",
         )
+
+
+def _grouped(role: str, found: dict[str, Any]) -> Finding:
+    """A role of deploy/roles.sql, which is to be run again when there are new tables."""
+    groups = ", ".join(found["groups"])
+    if OPERATOR in found["groups"] and found["unread"]:
+        return problem(
+            POSTGRES,
+            f"the role {role} is of {groups}, and may not read {found['unread'][0]}",
+            "run deploy/roles.sql again, as the owner: it goes with every `gateway migrate`",
+        )
+    return ok(POSTGRES, f"the role {role} is of {groups}: it may do what they may")
 
 
 def _connections(installation: Installation, limits: dict[str, Any]) -> Iterator[Finding]:

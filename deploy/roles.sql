@@ -1,0 +1,80 @@
+-- Database roles with no more than each process needs (docs/security.md, "Database roles").
+--
+-- Run it as the owner of the schema `gateway`, after every `gateway migrate`:
+--     psql --single-transaction --set ON_ERROR_STOP=1 --file deploy/roles.sql "$OWNER_URL"
+-- or name it in routes.yaml, and `gateway migrate` runs it itself: `schema: [deploy/roles.sql, ...]`.
+-- The first time, the owner must be allowed to create roles, or somebody else creates the four.
+--
+-- The roles have no login and no password. Make one that has, for each process:
+--     create role serve login password '...' in role gateway_serve;
+-- Handlers write tables of yours. Grant those to gateway_worker yourself:
+--     grant select, insert, update on orders to gateway_worker;
+
+do $$
+declare
+    role text;
+begin
+    foreach role in array array['gateway_serve', 'gateway_worker', 'gateway_operator', 'gateway_readonly'] loop
+        if not exists (select from pg_roles where rolname = role) then
+            execute format('create role %I nologin', role);
+        end if;
+    end loop;
+end
+$$;
+
+-- What follows is all that they may do: what an older version of this file gave is taken back.
+revoke all on all tables in schema gateway from gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
+revoke create on schema gateway from public;
+grant usage on schema gateway to gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
+grant select on gateway.migrations to gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
+
+-- `gateway serve`: takes events in, and can neither read a payload nor change or remove an event.
+grant insert, select (
+    route, event_id, provider, type, account, livemode, occurred_at, received_at, digest, replay, guard, replay_of,
+    spooled, reconciled, verified_by, clock_s, key_id
+) on gateway.processed_events to gateway_serve;
+grant select, insert, update (due_at) on gateway.deliveries to gateway_serve;  -- due_at: whose turn it is
+grant select on gateway.handlers, gateway.pauses, gateway.workers to gateway_serve;
+grant select, insert on gateway.refusals to gateway_serve;
+grant select, insert, update, delete on gateway.tallies to gateway_serve;
+grant select, insert, update on gateway.totals, gateway.alerts to gateway_serve;
+grant select, insert, update, delete on gateway.alert_messages to gateway_serve;
+
+-- `gateway worker`: runs handlers, keeps retention, reconciles. Payloads are what it works with.
+grant select, insert, update, delete on gateway.processed_events, gateway.deliveries to gateway_worker;
+grant select, insert, delete, update (sealed, key_id) on gateway.attempts to gateway_worker;
+grant select, insert, update, delete on gateway.effects, gateway.once_keys to gateway_worker;
+grant select, insert, update, delete on gateway.workers, gateway.places to gateway_worker;
+grant select, insert, update on gateway.handlers to gateway_worker;
+grant select on gateway.pauses to gateway_worker;
+-- Delete: what is past its retention. What a row says it cannot change: to lock one, any column will do.
+grant select, insert, delete, update (id) on gateway.audit to gateway_worker;
+grant select, delete on gateway.bulk_orders to gateway_worker;
+grant select, insert, update, delete on gateway.reconciliations, gateway.gaps to gateway_worker;
+grant select, delete on gateway.refusals to gateway_worker;
+grant select, insert, update, delete on gateway.tallies to gateway_worker;
+grant select, insert, update on gateway.totals, gateway.alerts to gateway_worker;
+grant select, insert, update, delete on gateway.alert_messages to gateway_worker;
+
+-- The commands, and `gateway serve` where it has an Admin API: `grant gateway_operator to serve`.
+grant select on all tables in schema gateway to gateway_operator;
+grant insert, update, delete on gateway.processed_events, gateway.deliveries to gateway_operator;
+grant update, delete on gateway.attempts, gateway.effects, gateway.once_keys to gateway_operator;
+grant insert, update, delete on gateway.audit, gateway.bulk_orders to gateway_operator;
+grant insert, update, delete on gateway.pauses to gateway_operator;
+grant insert, update on gateway.reconciliations to gateway_operator;
+grant insert, update, delete on gateway.gaps to gateway_operator;
+grant update on gateway.alert_messages to gateway_operator;
+
+-- People who look: everything but payloads, headers and what outside calls have answered.
+grant select (
+    route, event_id, provider, type, account, livemode, occurred_at, received_at, digest, replay, guard, replay_of,
+    spooled, reconciled, verified_by, clock_s, key_id
+) on gateway.processed_events to gateway_readonly;
+grant select (delivery_id, name, status, calls, begun_at, finished_at, key_id) on gateway.effects to gateway_readonly;
+grant select (delivery_id, number, started_at, finished_at, outcome, error, key_id) on gateway.attempts to gateway_readonly;
+grant select on
+    gateway.deliveries, gateway.workers, gateway.handlers, gateway.places, gateway.once_keys,
+    gateway.pauses, gateway.audit, gateway.bulk_orders, gateway.reconciliations, gateway.gaps, gateway.refusals,
+    gateway.tallies, gateway.totals, gateway.alerts, gateway.alert_messages
+to gateway_readonly;

@@ -1,0 +1,237 @@
+"""Database roles: each may do what its process does, nothing less and nothing more."""
+
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import asyncpg
+import pytest
+
+from gateway.ledger.connection import Connection
+from gateway.ledger.queries import QUERIES
+
+ROLES_SQL: Final = (Path(__file__).parents[2] / "deploy" / "roles.sql").read_text(encoding="utf-8")
+SERVE, WORKER, OPERATOR, READONLY = ROLES = (
+    "gateway_serve",
+    "gateway_worker",
+    "gateway_operator",
+    "gateway_readonly",
+)
+PAYLOADS: Final = {("processed_events", "headers"), ("processed_events", "body")}
+"""What no one sees who takes events in, or only looks."""
+GENERIC: Final = "force_generic_plan"
+UNREAD: Final = PAYLOADS | {
+    *(("effects", "result"), ("effects", "sealed"), ("effects", "token")),
+    ("attempts", "sealed"),
+}
+
+SQL: Final = Path(__file__).parents[2] / "gateway" / "ledger" / "sql"
+
+
+def statements_of(*files: str) -> set[str]:
+    """The names of the statements in these files."""
+    return {
+        name
+        for file in files
+        for name in re.findall(r"^-- name: (\w+)$", (SQL / f"{file}.sql").read_text(), re.MULTILINE)
+    }
+
+
+LOOKING: Final = {
+    *statements_of("status", "dead"),
+    "list_all_audit",
+    *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
+    *("list_pauses", "list_orders", "find_order", "list_deliveries"),
+    *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
+}
+"""Of `status`, `dead`, `audit`, `orders`, `alerts` and their like."""
+TELLING: Final = statements_of("alerts") - {"note_test"}
+CLAIMING: Final = {"claim", "find_claims", "advance"}
+RUN_BY: Final = {
+    SERVE: CLAIMING | TELLING | {"find_job", "add_tallies", "note_refusals"},
+    WORKER: CLAIMING
+    | TELLING
+    | statements_of("leases", "turns", "effects")
+    | statements_of("reconciliations", "gaps")
+    - {"note_refusals", "list_gaps", "list_reconciliations"}
+    | statements_of("retention") - {"count_prunable", "count_expired"}
+    | {"alive", "set_back", "leave", "publish", "add_tallies", "find_paused"},
+    OPERATOR: CLAIMING
+    | LOOKING
+    | statements_of("events", "orders", "bulk", "pauses", "retention", "erasure", "doctor")
+    | statements_of("reconciliations", "gaps")
+    - {"note_refusals", "forget_reconciliations", "forget_refusals", "last_scheduled"}
+    | {"note_test", "note_reveal"},
+    READONLY: LOOKING - {"group_dead"},  # which counts payloads
+}
+FUNCTIONS: Final = {
+    SERVE: ("select from gateway.handlers",),
+    WORKER: (
+        "insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome)"
+        " select 1, 1, now(), now(), 'done'",
+        "update gateway.places set free_at = now()",
+    ),
+}
+"""What functions do beyond what statements do, which a plan does not tell."""
+
+
+@pytest.fixture
+async def owner(database_url: str) -> AsyncIterator[Connection]:
+    """The owner of a ledger with roles, in a transaction that is undone."""
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(ROLES_SQL)
+    await connection.execute(ROLES_SQL)  # after every migration, too
+    yield connection
+    await connection.close()
+
+
+async def refusals(owner: Connection, role: str, names: Iterable[str]) -> Iterator[str]:
+    """Which of the statements the role may not run."""
+    return iter([name for name in sorted(names) if not await may_run(owner, role, QUERIES[name])])
+
+
+async def may_run(owner: Connection, role: str, sql: str) -> bool:
+    """A plan is refused where its statement would be."""
+    transaction = owner.transaction()
+    await transaction.start()
+    try:
+        await owner.execute(f"set local role {role}; set local plan_cache_mode = {GENERIC}")
+        # Planned for nulls themselves, a statement may not look into all of its tables.
+        nulls = ", ".join("null" for _ in {*re.findall(r"\$\d+", sql)})
+        await owner.execute(f"prepare asked as {sql}")
+        await owner.execute(f"explain execute asked{f'({nulls})' if nulls else ''}")
+    except asyncpg.InsufficientPrivilegeError:
+        return False
+    finally:
+        await transaction.rollback()
+        await owner.execute("deallocate asked")
+    return True
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_role_may_run_what_its_process_runs(role: str, owner: Connection) -> None:
+    assert list(await refusals(owner, role, RUN_BY[role])) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_role_may_do_nothing_that_its_process_does_not(
+    role: str, owner: Connection
+) -> None:
+    """Each privilege is taken away in turn, and something that it is there for is refused."""
+    wanted = [QUERIES[name] for name in RUN_BY[role]] + list(FUNCTIONS.get(role, ()))
+    idle = []
+    for privilege, table in await privileges(owner, role):
+        if privilege == "select" and role in (OPERATOR, READONLY):
+            continue  # for people who ask what nobody has thought of
+        transaction = owner.transaction()
+        await transaction.start()
+        await owner.execute(f"revoke {privilege} on gateway.{table} from {role}")
+        about = [sql for sql in wanted if re.search(rf"gateway\.{table}\b|gateway\.\w+\(", sql)]
+        if all([await may_run(owner, role, sql) for sql in about]):
+            idle.append((privilege, table))
+        await transaction.rollback()
+    assert idle == []
+
+
+async def privileges(owner: Connection, role: str) -> list[tuple[str, str]]:
+    rows = await owner.fetch(
+        "select lower(privilege_type) as privilege, table_name from information_schema"
+        ".table_privileges where table_schema = 'gateway' and grantee = $1"
+        " and table_name <> 'migrations' order by 2, 1",
+        role,
+    )
+    return [(row["privilege"], row["table_name"]) for row in rows]
+
+
+async def test_every_table_of_the_ledger_is_decided_on(owner: Connection) -> None:
+    """A migration that adds one says in deploy/roles.sql who may do what with it."""
+    tables = await owner.fetch(
+        "select relname from pg_class c join pg_namespace n"
+        " on n.oid = relnamespace where nspname = 'gateway' and relkind in ('r', 'p', 'v', 'm')"
+    )
+    undecided = [
+        name
+        for (name,) in tables
+        if not re.search(rf"gateway\.{name}\b", re.sub("--.*", "", ROLES_SQL))
+    ]
+    assert undecided == [], "say in deploy/roles.sql who may do what with these tables"
+
+
+async def test_every_column_of_what_has_payloads_is_decided_on(owner: Connection) -> None:
+    """A new one is seen by nobody who only looks, until deploy/roles.sql says so, or this does."""
+    rows = await owner.fetch(
+        "select table_name, column_name from information_schema.columns c"
+        " where table_schema = 'gateway' and not has_column_privilege($1,"
+        " format('gateway.%I', table_name)::regclass, column_name::text, 'select')",
+        READONLY,
+    )
+    assert {tuple(row) for row in rows} == UNREAD
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        (SERVE, "select body from gateway.processed_events"),
+        (SERVE, "select headers from gateway.processed_events"),
+        (SERVE, "select * from gateway.processed_events"),
+        (SERVE, "delete from gateway.processed_events where route = 'x'"),
+        (SERVE, "update gateway.processed_events set type = 'x'"),
+        (SERVE, "update gateway.deliveries set status = 'done'"),
+        (SERVE, "delete from gateway.deliveries where id = 1"),
+        (SERVE, "select from gateway.effects"),
+        (SERVE, "select from gateway.audit"),
+        (SERVE, "insert into gateway.audit (actor, action) values ('a', 'b')"),
+        (WORKER, "update gateway.audit set actor = 'somebody else'"),
+        (WORKER, "insert into gateway.pauses (route, handler, actor) values ('a', 'b', 'c')"),
+        (WORKER, "update gateway.migrations set version = 1"),
+        (OPERATOR, "delete from gateway.migrations"),
+        (OPERATOR, "insert into gateway.attempts select * from gateway.attempts"),
+        (READONLY, "select body from gateway.processed_events"),
+        (READONLY, "select body is null from gateway.processed_events"),
+        (READONLY, "select e from gateway.processed_events e"),
+        (READONLY, "select result from gateway.effects"),
+        (READONLY, "update gateway.deliveries set status = 'pending'"),
+        *((role, "drop table gateway.deliveries") for role in ROLES),
+        *((role, "truncate gateway.deliveries") for role in ROLES),
+        *((role, "alter table gateway.deliveries disable trigger all") for role in ROLES),
+        *((role, "create table gateway.mine (n int)") for role in ROLES),
+        *(
+            (role, "create trigger t after insert on gateway.audit execute function x()")
+            for role in ROLES
+        ),
+        *((role, "create function gateway.mine() returns int return 1") for role in ROLES),
+        *((role, "alter function gateway.settle_done owner to gateway_serve") for role in ROLES),
+        *((role, f"set role {other}") for role in ROLES for other in ROLES if other != role),
+    ],
+)
+async def test_what_a_role_must_not_do_is_refused(
+    role: str, statement: str, database_url: str, owner: Connection
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(f"set session authorization {role}")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await connection.execute(statement)
+    await connection.close()
+
+
+async def test_no_function_lends_anybody_its_owners_rights(owner: Connection) -> None:
+    """Called by whom it may be, it can do what its caller may: then it matters to nobody who is
+    allowed to call it, nor where its names are looked up."""
+    lending = await owner.fetch(
+        "select proname from pg_proc where pronamespace = 'gateway'::regnamespace and prosecdef"
+    )
+    assert lending == []
+
+
+async def test_the_ledger_works_wherever_names_are_looked_up(owner: Connection) -> None:
+    """All that functions name is named in full: tables of the same names mislead nobody."""
+    await owner.execute(
+        "create schema evil; create table evil.deliveries (id int);"
+        " create table evil.handlers (id int); create table evil.places (id int);"
+        " create function evil.turn_lock(text, text, text) returns bigint return 1 / 0;"
+        " grant usage on schema evil to public; set search_path = evil;"
+        f" set session authorization {WORKER}"
+    )
+    assert await owner.fetchval("select gateway.advance('r', 'h', 'k')") is None
+    assert await owner.fetch("select gateway.lease_limited('r', 'h', 1, '1 s', 1, '1 s')") == []
