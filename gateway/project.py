@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from gateway.development import read_secrets
-from gateway.errors import ConfigInvalid, Problem
+from gateway.errors import CommandFailed, ConfigInvalid, Problem
 from gateway.outbound.destination import Destination
 from gateway.registry import Registry, load_registry
 from gateway.routes import (
     AlertDestinations,
     Config,
+    Route,
     check_alerts,
     check_api_keys,
     check_destinations,
@@ -113,6 +115,15 @@ def load_keys(
 ) -> KeyRing:
     """The key ring, likewise. Raises ConfigInvalid."""
     return check_keys(config, environ, read_secrets(settings.dev_secrets))
+
+
+def load_first_secret(settings: Settings, config: Config, route: Route) -> Secret:
+    """With which to sign, or to publish: the first one of a route that has not expired."""
+    now = datetime.now(UTC)
+    for secret in load_secrets(settings, replace(config, routes=(route,)))[route.name]:
+        if secret.ref is None or not secret.ref.has_expired(now):
+            return secret
+    raise CommandFailed(f"every secret of {route.name!r} has expired")
 
 
 def _collect(problems: list[Problem], load: Callable[[], T]) -> T | None:

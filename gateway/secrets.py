@@ -4,6 +4,7 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -48,26 +49,14 @@ class SecretMissing(SecretUnusable):
     """A secret is not set, not there, or empty: in development one can be made up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Secret:
-    """The bytes of a secret, which neither a log nor a traceback can show by accident."""
-
-    _value: bytes = field(repr=False)
-
-    def reveal(self) -> bytes:
-        """The bytes themselves."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Secret(not shown)"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRef:
-    """Where a secret is kept."""
+    """Where a secret is kept, and until when it counts."""
 
     kind: Literal["env", "file"]
     target: str
+    expires_at: datetime | None = None
+    """From then on nothing is verified with it; None: for as long as it is there."""
 
     @classmethod
     def parse(cls, text: object) -> Self:
@@ -77,8 +66,28 @@ class SecretRef:
         kind, _, target = text.partition(":")
         return cls(kind="env" if kind == "env" else "file", target=target)
 
+    def has_expired(self, now: datetime) -> bool:
+        """Whether it does not count any more."""
+        return self.expires_at is not None and self.expires_at <= now
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The bytes of a secret, which neither a log nor a traceback can show by accident."""
+
+    _value: bytes = field(repr=False)
+    ref: SecretRef | None = None
+    """Where it was found, for those who must know which one it is."""
+
+    def reveal(self) -> bytes:
+        """The bytes themselves."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(not shown)"
 
 
 def resolve(
@@ -109,10 +118,15 @@ def resolve_token(
 
 def is_borne(authorization: str, tokens: Iterable[Secret]) -> bool:
     """Whether an Authorization header bears one of these tokens; compared in constant time."""
+    return find_borne(authorization, [token.reveal() for token in tokens]) is not None
+
+
+def find_borne(authorization: str, tokens: Iterable[bytes]) -> int | None:
+    """Which of these tokens an Authorization header bears; each is compared, in constant time."""
     scheme, _, given = authorization.partition(" ")
     sent = given.strip().encode("latin-1", "replace")
-    matches = [hmac.compare_digest(sent, token.reveal()) for token in tokens]
-    return scheme.lower() == "bearer" and any(matches)
+    matches = [hmac.compare_digest(sent, token) for token in tokens]
+    return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None
 
 
 def _env_text(ref: SecretRef, environ: Mapping[str, str]) -> str:

@@ -3,9 +3,10 @@
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
@@ -28,6 +29,7 @@ from gateway.ledger.connection import (
 )
 from gateway.ledger.migrate import check_version
 from gateway.ledger.sealed import vault_of
+from gateway.ledger.secret_uses import SecretUses
 from gateway.ledger.tallies import Tallies, keeping
 from gateway.project import Project, database_url, missing_public_url, redis_url
 from gateway.queue.handoff import HandOff, connect_redis
@@ -38,6 +40,7 @@ from gateway.receive.deadlines import Deadlines
 from gateway.receive.door import Door, Reception
 from gateway.receive.endpoint import Endpoint
 from gateway.receive.gate import Gate
+from gateway.receive.keyring import Keyring, tell_expired
 from gateway.receive.limits import Strangers
 from gateway.receive.listening import Server, descriptors_for, listen
 from gateway.receive.metrics import Metrics
@@ -66,7 +69,8 @@ def build_app(project: Project, state: State) -> App:
     jobs_claimer = Claimer(
         url, on_accepted=hand_off.offer, patience_s=patience_s, settings=BESIDE_HANDLERS
     )
-    metrics, tallies = Metrics(), Tallies()
+    metrics, tallies, uses = Metrics(), Tallies(), SecretUses()
+    metrics.watch_secrets(uses)
     spool = _spool(project, claimer)
     if spool is not None:
         metrics.watch(spool)
@@ -85,9 +89,10 @@ def build_app(project: Project, state: State) -> App:
         vault=vault_of(project.config, project.ring),
     )
     refused = Refused(url)
+    keyrings = _keyrings(project, uses)
     queues = Queues(
         url,
-        {route.name: project.secrets[route.name] for route in project.config.open_queues},
+        {route.name: keyrings[route.name] for route in project.config.open_queues},
         gates={r.name: Gate(r, addresses, strangers) for r in project.config.open_queues},
         strangers=strangers,
         admission=reception.admission,
@@ -107,7 +112,8 @@ def build_app(project: Project, state: State) -> App:
         return _spools(project) and spool is not None and spool.working and claimer.working
 
     return App(
-        _doors(project, reception, spool, refused) | _job_doors(project, reception, jobs_claimer),
+        _doors(project, reception, keyrings, spool, refused)
+        | _job_doors(project, reception, keyrings, jobs_claimer),
         queues,
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
@@ -120,7 +126,7 @@ def build_app(project: Project, state: State) -> App:
             queues,
             front,
             refused,
-            keeping(tallies, url, every=settings.sweep),
+            keeping(tallies, uses, url=url, every=settings.sweep),
             telling(
                 url,
                 alerts=project.config.alerts,
@@ -131,14 +137,26 @@ def build_app(project: Project, state: State) -> App:
     )
 
 
+def _keyrings(project: Project, uses: SecretUses) -> dict[str, Keyring]:
+    tell_expired(project.config.routes, datetime.now(UTC))
+    return {
+        route.name: Keyring(route, project.secrets[route.name], uses)
+        for route in (*project.config.doors, *project.config.open_queues)
+    }
+
+
 def _doors(
-    project: Project, reception: Reception, spool: Spool | None, refused: Refused
+    project: Project,
+    reception: Reception,
+    keyrings: Mapping[str, Keyring],
+    spool: Spool | None,
+    refused: Refused,
 ) -> dict[str, Door]:
     return {
         route.path: Endpoint(
             route,
             reception,
-            keys=[route.provider.read_key(s.reveal()) for s in project.secrets[route.name]],
+            keyring=keyrings[route.name],
             public_url=public_url(project),
             verify_token=project.verify_tokens.get(route.name),
             spool=spool if route.spools else None,
@@ -159,10 +177,12 @@ def public_url(project: Project) -> str:
     return f"http://{settings.host}:{settings.port}"
 
 
-def _job_doors(project: Project, reception: Reception, claimer: Claimer) -> dict[str, Door]:
+def _job_doors(
+    project: Project, reception: Reception, keyrings: Mapping[str, Keyring], claimer: Claimer
+) -> dict[str, Door]:
     shared = replace(reception, claimer=claimer)
     return {
-        route.path: QueueDoor(route, shared, tokens=project.secrets[route.name])
+        route.path: QueueDoor(route, shared, keyring=keyrings[route.name])
         for route in project.config.open_queues
     }
 

@@ -79,7 +79,7 @@ class Worker:
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(30, connect=5))
         bench = await self._workbench(self._http, search_path, durable, resources)
         self._runner, self._sweeper = await self._assemble(bench)
-        self._keeper = TallyKeeper(self._tallies, bench.ledger, every=self._settings.sweep)
+        self._keeper = TallyKeeper(self._tallies, ledger=bench.ledger, every=self._settings.sweep)
         self._keeper.start()
         self._tasks = [
             asyncio.create_task(self._runner.take_forever(), name="take"),

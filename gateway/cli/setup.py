@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +13,10 @@ from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate as apply_migrations
 from gateway.ledger.migrate import read_schema
 from gateway.notation.quantities import format_duration, format_rate
+from gateway.operate.status.secrets import find_expiries
 from gateway.project import database_url, load_project
 from gateway.registry import Registry
-from gateway.routes import Config, json_schema, load_config
+from gateway.routes import Config, json_schema, load_config, valid_references
 from gateway.scaffold.known_types import find_doubtful
 from gateway.settings import discover, load_settings
 
@@ -62,9 +64,12 @@ def check() -> None:
     """
     settings = discover(load_settings(), with_kept_secrets=True)
     project = load_project(settings, with_secrets=True, with_api_keys=True)
-    references = [str(ref) for route in project.config.routes for ref in route.secrets]
+    now = datetime.now(UTC)
+    references = valid_references(project.config.routes, now)
     for reference in stand_ins(settings.dev_secrets, references, os.environ):
         console().print(f"notice: {reference} is not set: a development secret is used")
+    for expiry in find_expiries(project.config.routes, now):
+        console().print(f"notice: {expiry}", markup=False)
     for doubt in find_doubtful(project):
         console().print(f"notice: {doubt}", markup=False)
     counted = _counted(project.config, project.registry)

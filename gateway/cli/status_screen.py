@@ -17,8 +17,10 @@ from gateway.operate.status.report import (
     OrderState,
     ReconcileState,
     RouteState,
+    SecretState,
     Status,
 )
+from gateway.operate.status.secrets import can_go, describe_expiry, has_rotation
 
 WIDE: Final = 100
 MARKS: Final = {"problem": "bold red", "warning": "yellow"}
@@ -143,6 +145,9 @@ def _foot(status: Status) -> RenderableType:
     if status["postgres"]["reachable"]:
         table.add_row("Workers", _workers(status))
     table.add_row("Spool", _spool(status))
+    for route in status["routes"]:
+        if has_rotation(route):
+            table.add_row("Secrets", _secrets(route, status["at"]))
     for run in status["reconciles"]:
         table.add_row("Reconcile", _reconcile(run, status["at"]))
     for order in status["orders"]:
@@ -187,6 +192,20 @@ def _reconcile(run: ReconcileState, now: datetime) -> Text:
     style = "bold red" if run["status"] == "failed" else ""
     found = f"{run['missing']:,} missing, {run['recovered']:,} recovered"
     return Text(f"{printable(run['route'])} {run['status']} {when} ago: {found}", style=style)
+
+
+def _secrets(route: RouteState, now: datetime) -> Text:
+    told = [_secret(secret, route, now) for secret in route["secrets"]]
+    return Text(printable(f"{route['route']}: {'; '.join(told)}"))
+
+
+def _secret(secret: SecretState, route: RouteState, now: datetime) -> str:
+    used_at, ends = secret["last_used_at"], secret["expires_at"]
+    told = f"{secret['secret']} "
+    told += "never used" if used_at is None else f"used {format_roughly(now - used_at)} ago"
+    if ends is not None:
+        told += f", {describe_expiry(ends, now)}"
+    return f"{told}: it can go" if secret["expired"] or can_go(secret, route, now) else told
 
 
 def _order(order: OrderState) -> Text:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -112,11 +112,18 @@ class Tallies:
             log.warning("tallies_forgotten", keys=len(self._waiting.popleft()[1]))
 
 
-class TallyKeeper:
-    """Adds a process's counts to the ledger every few seconds, and when it stops."""
+class Kept(Protocol):
+    """What is noted in memory, and added to the ledger from there."""
 
-    def __init__(self, tallies: Tallies, ledger: Pool, *, every: timedelta) -> None:
-        self._tallies = tallies
+    async def flush(self, ledger: Executor) -> None:
+        """Adds everything. What the ledger does not take is kept for the next time."""
+
+
+class TallyKeeper:
+    """Adds what a process noted to the ledger every few seconds, and when it stops."""
+
+    def __init__(self, *kept: Kept, ledger: Pool, every: timedelta) -> None:
+        self._kept = kept
         self._ledger = ledger
         self._every_s = min(every, LATEST).total_seconds()
         self._stopping = asyncio.Event()
@@ -142,14 +149,15 @@ class TallyKeeper:
             except TimeoutError:
                 pass
             try:
-                await self._tallies.flush(self._ledger)
+                for one in self._kept:
+                    await one.flush(self._ledger)
             except TROUBLE as error:
                 log.warning("tallies_not_kept", error=describe(error))
                 await self._ledger.expire_connections()
 
 
 @asynccontextmanager
-async def keeping(tallies: Tallies, url: str, *, every: timedelta) -> AsyncIterator[None]:
+async def keeping(*kept: Kept, url: str, every: timedelta) -> AsyncIterator[None]:
     """Keeps them over a connection of their own, whose commits wait for no disk."""
     ledger = await open_pool(
         url,
@@ -158,7 +166,7 @@ async def keeping(tallies: Tallies, url: str, *, every: timedelta) -> AsyncItera
         command_timeout_s=COMMAND_TIMEOUT_S,
         synchronous_commit="off",
     )
-    keeper = TallyKeeper(tallies, ledger, every=every)
+    keeper = TallyKeeper(*kept, ledger=ledger, every=every)
     keeper.start()
     try:
         yield

@@ -14,6 +14,8 @@ from gateway.notation.problems import CREDENTIAL, Location, describe
 LARGEST_FILE_BYTES: Final = 1024**2
 DEEPEST: Final = 16
 WHOLE_FILE: Final = "(document)"
+SHOWN_BELOW_SECRETS: Final = frozenset({"secret", "expires_at"})
+"""The keys that a secret's mapping has: any other one may be the secret itself."""
 PLAIN_KEY: Final = re.compile(r"[\w.-]{1,60}")
 
 # The core schema of YAML 1.2, as editors check it: `no`, `on` and `1:30` are text.
@@ -64,7 +66,8 @@ def key_path(location: Location) -> str:
             path += f"[{part}]"
             continue
         plain = PLAIN_KEY.fullmatch(part) and not CREDENTIAL.search(part)
-        shown = "(not shown)" if secret else part if plain else describe(part)
+        hidden = secret and part not in SHOWN_BELOW_SECRETS
+        shown = "(not shown)" if hidden else part if plain else describe(part)
         path += f".{shown}" if path else shown
         secret = secret or "secret" in part or "token" in part
     return path or WHOLE_FILE

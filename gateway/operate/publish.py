@@ -1,13 +1,12 @@
 """Publishes a job to a gateway, as a program of the user's would."""
 
 import shlex
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
 from gateway.client import Client, Published, Refused, Unavailable
 from gateway.errors import BadPayload, CommandFailed
-from gateway.project import load_secrets
+from gateway.project import load_first_secret
 from gateway.providers.job_request import read_payload
 from gateway.routes import load_config
 from gateway.settings import Settings
@@ -54,4 +53,4 @@ def _token(settings: Settings, queue: str) -> str:
         raise CommandFailed(
             f"there is no queue {queue!r} with `tokens` in {settings.config}: it has {known}"
         )
-    return load_secrets(settings, replace(config, routes=(route,)))[queue][0].reveal().decode()
+    return load_first_secret(settings, config, route).reveal().decode()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 import httpx
 
 from gateway.errors import CommandFailed
-from gateway.project import load_secrets
+from gateway.project import load_first_secret
 from gateway.routes import Route, load_config
 from gateway.samples import make_sample
 from gateway.secrets import Secret
@@ -92,14 +92,14 @@ def make_sender(
         raise CommandFailed(
             f"there is no route {route_name!r} in {settings.config}: it has {known}"
         )
-    secrets = load_secrets(settings, replace(config, routes=(route,)))
+    secret = load_first_secret(settings, config, route)
     try:
         make_sample(route.provider.name, type, now=datetime.now(UTC))
     except ValueError as error:
         raise CommandFailed(str(error)) from error
     return Sender(
         route=route,
-        secret=secrets[route_name][0],
+        secret=secret,
         type=type,
         body=None if body is None else _read(body),
         url=url,

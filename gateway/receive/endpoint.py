@@ -22,10 +22,11 @@ from gateway.ledger.making import make_claim
 from gateway.ledger.refusals import Refusal
 from gateway.model import Envelope
 from gateway.providers import Headers, Incoming
-from gateway.providers.provider import Greeting, Key, Verified
+from gateway.providers.provider import Greeting, Verified
 from gateway.receive import answers
 from gateway.receive.answers import Answer, Taken
 from gateway.receive.door import Door, Reception
+from gateway.receive.keyring import EXPIRED, Keyring
 from gateway.receive.refused import Refused
 from gateway.redaction import RedactAt
 from gateway.routes import Route
@@ -50,7 +51,7 @@ class Endpoint(Door):
         route: Route,
         reception: Reception,
         *,
-        keys: Sequence[Key],
+        keyring: Keyring,
         public_url: str,
         verify_token: Secret | None = None,
         spool: Spool | None,
@@ -60,8 +61,7 @@ class Endpoint(Door):
         self._provider = route.provider
         is_cut = route.redaction is not None and route.redaction.at is RedactAt.STORE
         self._thread_bytes = CUT_THREAD_BYTES if is_cut else THREAD_BYTES
-        self._keys = tuple(keys)
-        self._key_names = tuple(map(str, route.secrets))
+        self._keyring = keyring
         self._public_url = public_url
         self._verify_token = None if verify_token is None else verify_token.reveal()
         self._spool = spool
@@ -149,18 +149,25 @@ class Endpoint(Door):
     def _read(self, incoming: Incoming, now: datetime) -> Greeting | list[Claim | Envelope]:
         """Verifies first: nothing of a body is looked at before its sender is known."""
         provider = self._provider
+        ring = self._keyring.at(now)
+        if not ring.keys:
+            raise BadSignature(EXPIRED)
         verified = provider.verify(
-            incoming, keys=self._keys, now=now, tolerance=self._route.tolerance
+            incoming, keys=ring.keys, now=now, tolerance=self._route.tolerance
         )
+        held = ring.held[verified.key]
+        held.use.note(now)
         if provider.greet is not None:
-            greeting = provider.greet(incoming, key=self._keys[verified.key])
+            greeting = provider.greet(incoming, key=held.key)
             if greeting is not None:
                 return greeting
         if provider.split is None:
-            return [self._claim(incoming, verified, now)]
-        return [self._claim(item, verified, now) for item in provider.split(incoming)]
+            return [self._claim(incoming, verified, held.name, now)]
+        return [self._claim(item, verified, held.name, now) for item in provider.split(incoming)]
 
-    def _claim(self, incoming: Incoming, verified: Verified, now: datetime) -> Claim | Envelope:
+    def _claim(
+        self, incoming: Incoming, verified: Verified, verified_by: str, now: datetime
+    ) -> Claim | Envelope:
         """The envelope alone, where the event is not wanted."""
         envelope = self._provider.read(incoming)
         if not self._route.wants(envelope):
@@ -175,7 +182,7 @@ class Endpoint(Door):
             digest=hashlib.sha256(incoming.body).digest(),
             received_at=now,
             vault=self._vault,
-            verified_by=self._key_names[verified.key],
+            verified_by=verified_by,
             clock_s=None if signed_at_s is None else now.timestamp() - signed_at_s,
         )
 

@@ -1,9 +1,12 @@
 """What `serve` counts."""
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from gateway.ledger.secret_uses import SecretUses
 from gateway.ledger.tallies import REQUESTS, Tallies
 from gateway.spool.spool import Spool
 
@@ -73,6 +76,19 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.reloads = Counter(
+            "gateway_reloads",
+            "Reloads of the secrets (SIGHUP): done, or refused, which leaves the old ones.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.secrets = _SecretUses(SecretUses())
+        self.registry.register(self.secrets)
+
+    def watch_secrets(self, uses: SecretUses) -> None:
+        """Reads how often each secret matched when that is asked for."""
+        self.secrets.uses = uses
+
     def watch(self, spool: Spool) -> None:
         """Reads the gauges of the spool when they are asked for."""
         self.spool_events.set_function(lambda: spool.events)
@@ -82,6 +98,23 @@ class Metrics:
     def count_refused(self, addresses: Sized) -> None:
         """Reads how many addresses are remembered when it is asked for; never which."""
         self.refused_addresses.set_function(lambda: len(addresses))
+
+
+class _SecretUses(Collector):
+    """Counted elsewhere, at less cost than a counter of Prometheus has."""
+
+    def __init__(self, uses: SecretUses) -> None:
+        self.uses = uses
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "gateway_secret_used",
+            "Requests that a secret verified, by its reference.",
+            labels=["route", "secret"],
+        )
+        for route, secret, count in self.uses.counts():
+            family.add_metric([route, secret], count)
+        yield family
 
 
 class Outcomes:

@@ -1,7 +1,6 @@
 """One queue's URL: token, claim, answer."""
 
 import asyncio
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,8 +15,9 @@ from gateway.providers.job_request import KEY_HEADER, read_job
 from gateway.receive import answers
 from gateway.receive.answers import Answer
 from gateway.receive.door import Door, Reception
+from gateway.receive.keyring import Keyring
 from gateway.routes import Route
-from gateway.secrets import Secret, is_borne
+from gateway.secrets import find_borne
 
 THREAD_BYTES: Final = 128 * 1024
 """Requests over this are read in a thread: exactly takes longer than a webhook takes."""
@@ -26,12 +26,18 @@ THREAD_BYTES: Final = 128 * 1024
 class QueueDoor(Door):
     """Takes the jobs of one queue. Never by the spool: whoever publishes can come again."""
 
-    def __init__(self, route: Route, reception: Reception, *, tokens: Sequence[Secret]) -> None:
+    def __init__(self, route: Route, reception: Reception, *, keyring: Keyring) -> None:
         super().__init__(route, reception)
-        self._tokens = tuple(tokens)
+        self._keyring = keyring
 
     def _knows(self, headers: Headers) -> bool:
-        return is_borne(headers.get("authorization", ""), self._tokens)
+        now = datetime.now(UTC)
+        ring = self._keyring.at(now)
+        borne = find_borne(headers.get("authorization", ""), ring.keys)
+        if borne is None:
+            return False
+        ring.held[borne].use.note(now)
+        return True
 
     def _headers(self, scope: Scope) -> dict[str, str]:
         headers = super()._headers(scope)

@@ -1,7 +1,7 @@
 """What is under /v1 beside the doors of the queues: how a job stands, and what there is not."""
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
@@ -17,9 +17,10 @@ from gateway.receive.answers import Answer
 from gateway.receive.body import drain
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.gate import Gate
+from gateway.receive.keyring import Keyring
 from gateway.receive.limits import Strangers
 from gateway.receive.protocol import Reply
-from gateway.secrets import Secret, is_borne
+from gateway.secrets import find_borne
 
 PREFIX: Final = "/v1/"
 QUEUES: Final = "/v1/queues/"
@@ -36,7 +37,7 @@ class Queues:
     def __init__(
         self,
         url: str,
-        tokens: Mapping[str, Sequence[Secret]],
+        keyrings: Mapping[str, Keyring],
         *,
         gates: Mapping[str, Gate],
         strangers: Strangers,
@@ -44,10 +45,9 @@ class Queues:
         deadlines: Deadlines,
     ) -> None:
         self._url = url
-        self._tokens = {queue: tuple(own) for queue, own in tokens.items()}
-        self._all_tokens = tuple(chain.from_iterable(self._tokens.values()))
         self._gates = gates
         self._strangers = strangers
+        self._keyrings = dict(keyrings)
         self._admission = admission
         self._deadlines = deadlines
         self._pool: Pool | None = None
@@ -67,7 +67,7 @@ class Queues:
 
     def has(self, path: str) -> bool:
         """Whether this is the one to ask; without any token there is nothing here."""
-        return path.startswith(PREFIX) and bool(self._all_tokens)
+        return path.startswith(PREFIX) and bool(self._keyrings)
 
     async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
@@ -87,13 +87,12 @@ class Queues:
             return answers.NOT_LOOKED_AT
         queue, id = _named(scope["path"])
         given = dict(scope["headers"]).get(b"authorization", b"")
-        opening = self._tokens.get(queue, self._all_tokens)
-        if not is_borne(given.decode("latin-1"), opening):
+        if find_borne(given.decode("latin-1"), self._opening(queue)) is None:
             await drain(receive)
             self._strangers.refused(scope)
             return answers.UNAUTHORIZED
         self._strangers.verified(scope)
-        if queue not in self._tokens:
+        if queue not in self._keyrings:
             return answers.explained(404, "NOT_FOUND", "found no such queue or path", close=True)
         if scope["method"] not in {"GET", "HEAD"}:
             return answers.READ_ONLY
@@ -102,6 +101,12 @@ class Queues:
         if job is None:
             return answers.explained(404, "NOT_FOUND", f"found no job {id!r} in queue {queue!r}")
         return answers.shown(job)
+
+    def _opening(self, queue: str) -> list[bytes]:
+        """The tokens that open a queue; where there is none of that name, those of any."""
+        now, own = datetime.now(UTC), self._keyrings.get(queue)
+        keyrings = self._keyrings.values() if own is None else (own,)
+        return [key for keyring in keyrings for key in keyring.at(now).keys]
 
     @property
     def _ledger(self) -> Pool:

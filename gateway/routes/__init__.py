@@ -10,6 +10,7 @@ from gateway.routes.config import (
     check_secrets,
     check_verify_tokens,
     load_config,
+    valid_references,
 )
 from gateway.routes.destinations import check_destinations
 from gateway.routes.file import json_schema
@@ -31,4 +32,5 @@ __all__ = [
     "check_verify_tokens",
     "json_schema",
     "load_config",
+    "valid_references",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,7 @@ from gateway.routes.file import (
 from gateway.routes.forward import Forward, make_forward
 from gateway.routes.reconcile import Reconcile, read_reconcile
 from gateway.routes.scheme import make_route_provider
+from gateway.routes.secret import make_ref
 from gateway.secrets import (
     API_KEY,
     HANDSHAKE,
@@ -160,21 +161,31 @@ def load_config(path: Path) -> Config:
 def check_secrets(
     config: Config, environ: Mapping[str, str], development: Mapping[str, str]
 ) -> dict[str, tuple[Secret, ...]]:
-    """The secrets or tokens of every route. Raises ConfigInvalid with all that cannot be had."""
+    """The secrets or tokens of every route. Raises ConfigInvalid with all that cannot be had.
+
+    One that has expired may be gone already: then it is left out.
+    """
     problems: list[Problem] = []
     secrets: dict[str, tuple[Secret, ...]] = {}
+    now = datetime.now(UTC)
     for route in config.routes:
         found: list[Secret] = []
         key, read = ("tokens", resolve_token) if route.provider.is_queue else ("secrets", resolve)
         for index, ref in enumerate(route.secrets):
-            with _noting(config, ("routes", route.name, key, index), problems):
+            noted = [] if ref.has_expired(now) else problems
+            with _noting(config, ("routes", route.name, key, index), noted):
                 secret = read(ref, environ, development)
                 route.provider.read_key(secret)
-                found.append(Secret(secret))
+                found.append(Secret(secret, ref))
         secrets[route.name] = tuple(found)
     if problems:
         raise ConfigInvalid(problems)
     return secrets
+
+
+def valid_references(routes: Iterable[Route], now: datetime) -> list[str]:
+    """Of the secrets and tokens that have not expired."""
+    return [str(ref) for route in routes for ref in route.secrets if not ref.has_expired(now)]
 
 
 def check_api_keys(config: Config, environ: Mapping[str, str]) -> dict[str, Secret]:
@@ -336,7 +347,7 @@ def _route(
         name=name,
         provider=provider,
         path=section.path or path,
-        secrets=tuple(section.secrets),
+        secrets=tuple(map(make_ref, section.secrets)),
         api_key=section.api_key,
         verify_token=getattr(section, "verify_token", None),
         tolerance=section.tolerance or provider.tolerance,

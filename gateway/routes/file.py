@@ -44,6 +44,7 @@ from gateway.routes.forward import ForwardRetrySection, Forwards, ForwardSection
 from gateway.routes.limits import Allow, Limit
 from gateway.routes.reconcile import ReconcileSection, check_reconcile
 from gateway.routes.scheme import AnyScheme, find_provider, scheme_keys
+from gateway.routes.secret import RouteSecret, SecretSection
 from gateway.routes.section import Section
 
 RETRY: Final = RetryPolicy()
@@ -141,11 +142,12 @@ class QueueSection(HandlingSection):
     """A queue: handlers publish to it (ctx.publish), and whoever has one of its tokens."""
 
     provider: QueueName = Field(description="publish: the events are jobs.")
-    tokens: list[Reference] | None = Field(
+    tokens: list[RouteSecret] | None = Field(
         default=None,
         min_length=1,
         description="Where the tokens are with which jobs come in over HTTP: env:NAME or"
-        " file:/path. Any one may match. Without them, only handlers publish.",
+        " file:/path, or a mapping with an expiry. Any one may match. Without them, only handlers"
+        " publish.",
     )
     allow: Allow = None
     limit: Limit = None
@@ -164,9 +166,10 @@ class RouteSection(HandlingSection):
     path: RoutePath | None = Field(
         default=None, description="The path of the URL. Default /webhooks/<name>."
     )
-    secrets: list[Reference] = Field(
+    secrets: list[RouteSecret] = Field(
         min_length=1,
-        description="Where the signing secrets are: env:NAME or file:/path. Any one may match.",
+        description="Where the signing secrets are: env:NAME or file:/path, or a mapping with an"
+        " expiry. Any one may match.",
     )
     verify_token: VerifyToken | None = Field(
         default=None,
@@ -250,38 +253,35 @@ class RoutesFile(Section):
     )
 
 
+ANY: Final = "*"
+SECTIONS: Final[Mapping[Location, type[Section]]] = {
+    ("defaults",): DefaultsSection,
+    ("defaults", "retry"): RetrySection,
+    ("alerts",): AlertsSection,
+    ("alerts", "webhook"): AlertWebhookSection,
+    ("routes", ANY, "secrets", ANY): SecretSection,
+    ("routes", ANY, "tokens", ANY): SecretSection,
+    ("routes", ANY, "retention"): RetentionSection,
+    ("routes", ANY, "forward", ANY): ForwardSection,
+    ("routes", ANY, "forward", ANY, "retry"): ForwardRetrySection,
+    ("routes", ANY, "reconcile"): ReconcileSection,
+}
+"""Which mapping stands where; ANY is a name or a number."""
+
+
 def known_keys(location: Location, document: Mapping[str, Any]) -> list[str]:
     """The keys that may stand in the mapping at a location."""
     if location[:1] == ("routes",) and location[2:3] == ("scheme",):
         return scheme_keys(document["routes"][location[1]].get("provider"), location[3:])
-    section = _section_at(location, document)
+    section: type[Section] = RoutesFile
+    if len(location) == 2 and location[0] == "routes":
+        section = _section(document["routes"][location[1]])
+    for place, known in SECTIONS.items():
+        if len(place) == len(location) and all(
+            part in (ANY, given) for part, given in zip(place, location, strict=True)
+        ):
+            section = known
     return [field.alias or name for name, field in section.model_fields.items()]
-
-
-def _section_at(location: Location, document: Mapping[str, Any]) -> type[Section]:
-    section: type[Section]
-    match location:
-        case ("defaults",):
-            section = DefaultsSection
-        case ("defaults", "retry"):
-            section = RetrySection
-        case ("alerts",):
-            section = AlertsSection
-        case ("alerts", "webhook"):
-            section = AlertWebhookSection
-        case ("routes", name):
-            section = _section(document["routes"][name])
-        case ("routes", _, "retention"):
-            section = RetentionSection
-        case ("routes", _, "forward", _):
-            section = ForwardSection
-        case ("routes", _, "forward", _, "retry"):
-            section = ForwardRetrySection
-        case ("routes", _, "reconcile"):
-            section = ReconcileSection
-        case _:
-            section = RoutesFile
-    return section
 
 
 def json_schema() -> dict[str, Any]:

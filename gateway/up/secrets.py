@@ -1,10 +1,11 @@
 """Development secrets, tokens and keys for the routes of an `up`."""
 
+from datetime import UTC, datetime
 from secrets import token_hex
 
 from gateway.development import SECRETS_FILE, development_secrets
 from gateway.providers.provider import make_secret
-from gateway.routes import Config
+from gateway.routes import Config, valid_references
 from gateway.sealing import KEY_BYTES
 from gateway.settings import Settings
 
@@ -15,7 +16,7 @@ def make_up_secrets(
     """A secret for every reference that leads nowhere; the variables then say where they are."""
     made_up: dict[str, str] = {}
     for route in config.routes:
-        references = [str(ref) for ref in route.secrets]
+        references = valid_references([route], datetime.now(UTC))
         made_up |= development_secrets(
             settings.data_dir, references, variables, make=route.provider.make_secret
         )

@@ -400,17 +400,17 @@ CASES: Final = [
 ]
 
 ASIDE: Final = {
-    "abandon_reconciliations", "alive", "await_prune", "begin_order", "begin_reconciliation",
-    "describe_server", "end_reconciliation", "find_idle_transactions", "find_leasing",
-    "find_order", "find_paused", "find_reconciliation", "find_resumable", "forget_destinations",
-    "forget_reconciliations", "hold_order", "keep_alert", "keep_places", "keep_policies",
-    "last_reconciliations", "last_scheduled", "leave", "leave_reconciliation", "list_alerts",
-    "list_bloated", "list_exhausted", "list_messages", "list_orders", "list_pauses",
-    "list_reconciliations", "list_totals", "list_workers", "mark_order", "note_sent",
-    "note_unsent", "put_message", "read_clock", "read_durability", "read_limits",
-    "read_privileges", "resume_order", "resume_reconciliation", "start_look", "start_prune",
-    "start_reconciliation", "step_reconciliation", "stop_order", "take_messages",
-    "take_reconciliation",
+    "abandon_reconciliations", "add_secret_uses", "alive", "await_prune", "begin_order",
+    "begin_reconciliation", "describe_server", "end_reconciliation", "find_idle_transactions",
+    "find_leasing", "find_order", "find_paused", "find_reconciliation", "find_resumable",
+    "forget_destinations", "forget_reconciliations", "forget_reload", "hold_order", "keep_alert",
+    "keep_places", "keep_policies", "keep_reload", "last_reconciliations", "last_scheduled",
+    "leave", "leave_reconciliation", "list_alerts", "list_bloated", "list_exhausted",
+    "list_messages", "list_orders", "list_pauses", "list_reconciliations", "list_reloads",
+    "list_secret_uses", "list_totals", "list_workers", "mark_order", "note_sent", "note_unsent",
+    "put_message", "read_clock", "read_durability", "read_limits", "read_privileges",
+    "resume_order", "resume_reconciliation", "start_look", "start_prune", "start_reconciliation",
+    "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""
 

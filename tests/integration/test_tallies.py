@@ -41,7 +41,7 @@ async def test_two_processes_that_count_at_once_lose_nothing(
 
     async def process() -> None:
         tallies = Tallies()
-        async with keeping(tallies, database_url, every=EVERY):
+        async with keeping(tallies, url=database_url, every=EVERY):
             for n in range(5_000):
                 tallies.add(*keys[n % 3], seconds=n / 1000)
                 if n % 50 == 0:
@@ -184,7 +184,7 @@ async def test_a_stop_waits_for_a_flush_that_is_under_way(
     tallies = Tallies()
     tallies.add("stripe", "", "accepted")
     await tallies.flush(pool)
-    keeper = TallyKeeper(tallies, pool, every=EVERY)
+    keeper = TallyKeeper(tallies, ledger=pool, every=EVERY)
     async with pool.acquire() as other, other.transaction():
         await other.execute("lock table gateway.totals in exclusive mode")
         tallies.add("stripe", "", "accepted")

@@ -5,7 +5,7 @@ import re
 import textwrap
 import time
 import traceback
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ TOP_KEYS = "one of alerts, defaults, digest_key, keys, routes, schema"
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 FIELD = "the path of a field in the payload, such as data.object.email or items.*.phone"
 REFERENCE = "a reference: env:NAME (in capitals) or file:/path"
+LITERAL = "a literal value (not shown)"
+EXPIRES_AT = "secrets[0].expires_at"
+TIME = "a time such as 2026-12-01T00:00:00Z"
 
 
 def load(folder: Path, text: str) -> Config:
@@ -558,6 +561,20 @@ def test_a_route_without_provider_or_secrets_is_refused_at_its_own_line(tmp_path
         (f"secrets: {{{SECRET}: x}}", "secrets", "a mapping", "a list"),
         ("secrets: []", "secrets", "an empty list", "at least 1 of them"),
         ("secrets: env:A", "secrets", "a literal value (not shown)", "a list"),
+        (f"secrets: [{{secret: {SECRET}}}]", "secrets[0].secret", LITERAL, REFERENCE),
+        (f"secrets: [{{secret: [{SECRET}]}}]", "secrets[0].secret", LITERAL, REFERENCE),
+        (f"secrets: [{{secret: env:A, expires_at: {SECRET}}}]", EXPIRES_AT, LITERAL, TIME),
+        ("secrets: [{secret: env:A, expires_at: 5}]", EXPIRES_AT, LITERAL, TIME),
+        ("secrets: [{secret: env:A, expires_at: 30d}]", EXPIRES_AT, LITERAL, TIME),
+        ("secrets: [{secret: env:A, expires_at: 2026-13-01}]", EXPIRES_AT, LITERAL, TIME),
+        ("secrets: [{secret: env:A, expires_at: {}}]", EXPIRES_AT, "an empty mapping", TIME),
+        ("secrets: [{}]", "secrets[0].secret", "nothing", "this key, which is required"),
+        (
+            f"secrets: [{{secret: env:A, {SECRET}: x}}]",
+            "secrets[0].(not shown)",
+            "an unknown key",
+            "one of expires_at, secret",
+        ),
     ],
 )
 def test_a_secret_that_is_no_reference_is_refused_and_not_shown(
@@ -940,6 +957,75 @@ def test_secrets_come_by_route_and_two_may_be_equal(tmp_path: Path) -> None:
         "two": [SECRET.encode(), SECRET.encode()],
     }
     assert SECRET not in repr(secrets)
+
+
+def test_a_secret_may_expire(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """\
+        routes:
+          one:
+            provider: stripe
+            secrets:
+              - env:NEW
+              - {secret: env:OLD, expires_at: 2026-12-01T02:00:00+02:00}
+              - {secret: "file:/run/older", expires_at: 2026-12-01}
+              - secret: env:LASTING
+          jobs:
+            provider: publish
+            tokens: [env:T, {secret: env:U, expires_at: 2026-12-01T00:00}]
+        """,
+    )
+    end = datetime(2026, 12, 1, tzinfo=UTC)
+    assert [[(str(ref), ref.expires_at) for ref in route.secrets] for route in config.routes] == [
+        [("env:NEW", None), ("env:OLD", end), ("file:/run/older", end), ("env:LASTING", None)],
+        [("env:T", None), ("env:U", end)],
+    ]
+    assert not config.routes[0].secrets[1].has_expired(end - timedelta(microseconds=1))
+    assert config.routes[0].secrets[1].has_expired(end)
+
+
+EXPIRING = """\
+routes:
+  one:
+    provider: stripe
+    secrets: [env:NEW, {{secret: env:OLD, expires_at: {end}}}]
+"""
+
+
+def test_an_expired_secret_may_be_gone_but_not_one_that_still_counts(tmp_path: Path) -> None:
+    gone = load(tmp_path, EXPIRING.format(end="2020-01-01"))
+    [new] = check_secrets(gone, {"NEW": "new"}, {})["one"]
+    assert (new.reveal(), str(new.ref)) == (b"new", "env:NEW")
+    kept = check_secrets(gone, {"NEW": "new", "OLD": "old"}, {})["one"]
+    assert [str(secret.ref) for secret in kept] == ["env:NEW", "env:OLD"]
+    needed = load(tmp_path, EXPIRING.format(end="2999-01-01"))
+    with pytest.raises(ConfigInvalid) as refused:
+        check_secrets(needed, {"NEW": "new"}, {})
+    assert [p.key for p in refused.value.problems] == ["routes.one.secrets[1]"]
+
+
+@pytest.mark.parametrize(
+    ("item", "is_valid"),
+    [
+        ("{secret: env:A}", True),
+        ("{secret: env:A, expires_at: '2026-12-01T00:00:00Z'}", True),
+        ("{secret: env:A, expires_at: '2026-12-01'}", True),
+        ("{secret: literal}", False),
+        ("{secret: env:A, expires_at: 30d}", False),
+        ("{secret: env:A, until: '2026-12-01'}", False),
+        ("{expires_at: '2026-12-01'}", False),
+    ],
+)
+def test_the_json_schema_knows_secrets_that_expire(
+    item: str, is_valid: bool, tmp_path: Path
+) -> None:
+    text = f"routes: {{one: {{provider: stripe, secrets: [{item}]}}}}"
+    assert schema_accepts(text) == is_valid
+    if is_valid:
+        load(tmp_path, text)
+    else:
+        assert problems(tmp_path, text)
 
 
 def schema_accepts(text: str) -> bool:

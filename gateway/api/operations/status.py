@@ -13,7 +13,7 @@ class StatusParams(Params):
 async def _status(office: Office, _: StatusParams) -> Status:
     routes = () if office.loaded is None else office.loaded.config.routes
     async with office.session() as session:
-        return await look(office.settings, session, [route.name for route in routes])
+        return await look(office.settings, session, routes)
 
 
 STATUS = Operation(

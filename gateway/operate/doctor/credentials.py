@@ -8,7 +8,14 @@ from gateway.development import read_secrets, stand_ins
 from gateway.errors import ConfigInvalid
 from gateway.operate.doctor.finding import Finding, ok, problem, warning
 from gateway.operate.doctor.installation import Installation
-from gateway.routes import Route, check_alerts, check_destinations, check_hook_keys
+from gateway.operate.status.secrets import find_expiries
+from gateway.routes import (
+    Route,
+    check_alerts,
+    check_destinations,
+    check_hook_keys,
+    valid_references,
+)
 from gateway.secrets import SecretRef, SecretUnusable, resolve, resolve_token
 
 SHORT: Final = 16
@@ -46,7 +53,10 @@ def _of_route(
 ) -> Iterator[Finding]:
     development = read_secrets(installation.settings.dev_secrets)
     read = resolve_token if route.provider.is_queue else resolve
+    yield from _expiries(installation, route)
     for ref in route.secrets:
+        if ref.has_expired(installation.now()):
+            continue
         try:
             value = read(ref, installation.environ, development)
         except SecretUnusable as error:
@@ -55,6 +65,13 @@ def _of_route(
         values.setdefault(value, []).append(route.name)
         if not route.provider.is_queue:
             yield from _shape(route, ref, value.decode("utf-8", "replace"))
+
+
+def _expiries(installation: Installation, route: Route) -> Iterator[Finding]:
+    now = installation.now()
+    make = problem if all(ref.has_expired(now) for ref in route.secrets) else warning
+    for told in find_expiries([route], now):
+        yield make(_about(route), told, "who still uses it: `gateway status`; see docs/secrets.md")
 
 
 def _shape(route: Route, ref: SecretRef, text: str) -> Iterator[Finding]:
@@ -134,7 +151,7 @@ def _shared(values: dict[bytes, list[str]]) -> Iterator[Finding]:
 
 def _made_up(installation: Installation) -> Iterator[Finding]:
     settings = installation.settings
-    references = [str(ref) for route in installation.routes for ref in route.secrets]
+    references = valid_references(installation.routes, installation.now())
     used = stand_ins(settings.dev_secrets, references, installation.environ)
     if not used:
         return

@@ -14,12 +14,14 @@ from gateway.operate.status.attention import OF_THE_WORK
 from gateway.operate.status.figures import ANSWERS, Figures, read_figures
 from gateway.operate.status.look import look
 from gateway.operate.status.report import Status, WorkerState
+from gateway.operate.status.secrets import can_go, look_at_reloads, never_used
 from gateway.routes import Route
 from gateway.sweep.sweeper import VERSION
 
 WORK: Final = "work"
 WORKERS: Final = "workers"
 RETENTION: Final = "retention"
+RELOADS: Final = "reloads"
 OLD_DEAD: Final = timedelta(days=7)
 LATE: Final = timedelta(days=1)
 """How far behind a prune may be: events are looked at again every few hours."""
@@ -34,12 +36,12 @@ PASTE: Final = {
 
 async def check_ledger(installation: Installation, connection: Connection) -> list[Finding]:
     """All of it."""
-    names = [route.name for route in installation.routes]
-    status = await look(installation.settings, connection, names)
+    status = await look(installation.settings, connection, installation.routes)
     figures = await read_figures(connection, status["at"])
     findings = [*_work(status), *_workers(installation, status["workers"])]
     for route in installation.routes:
         findings += await _route(installation, connection, route, figures, status)
+    findings += _secrets(status)
     findings += _reconciles(installation, status)
     findings += await _dead(installation, connection, status)
     findings += await _retention(installation, connection)
@@ -121,6 +123,28 @@ async def _route(
     where = PASTE.get(route.provider.name, "the sender's settings")
     url = installation.base_url + route.path
     return [warning(about, "has never had an event", f"paste {url} into {where}")]
+
+
+def _secrets(status: Status) -> Iterator[Finding]:
+    """Which one is not used; that one expired or will is told with the credentials."""
+    for route in status["routes"]:
+        about = f"route {route['route']}"
+        for secret in never_used(route):
+            yield warning(
+                about,
+                f"{secret['secret']} has never verified a request, while another secret has",
+                "is it what the sender signs with, and was it changed there? else take it out",
+            )
+        for secret in route["secrets"]:
+            if can_go(secret, route, status["at"]) and secret["last_used_at"] is not None:
+                ago = format_roughly(status["at"] - secret["last_used_at"])
+                yield warning(
+                    about,
+                    f"{secret['secret']} was last used {ago} ago, another secret since",
+                    "the sender has changed to the other one: take it out of routes.yaml",
+                )
+    for told in look_at_reloads(status):
+        yield problem(RELOADS, told["text"], told["advice"])
 
 
 def _reconciles(installation: Installation, status: Status) -> Iterator[Finding]:

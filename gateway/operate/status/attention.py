@@ -6,6 +6,7 @@ from typing import Final
 
 from gateway.notation.quantities import format_count, format_roughly
 from gateway.operate.status.report import Attention, HandlerState, RouteState, Status
+from gateway.operate.status.secrets import look_at_reloads, look_at_secrets
 
 OLD: Final = timedelta(minutes=5)
 """A delivery that has been due for so long is not merely next."""
@@ -237,7 +238,9 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
     _refusals,
     _failing,
 )
-LOOKS: Final[tuple[Look, ...]] = (_ledger, *OF_THE_WORK, _spool, _redis, _connections)
+LOOKS: Final[tuple[Look, ...]] = (
+    *(_ledger, look_at_secrets, look_at_reloads, *OF_THE_WORK, _spool, _redis, _connections),
+)
 
 REFUSALS: Final = {
     "BAD_SIGNATURE": "a secret that was rotated at the provider only, or a stranger",

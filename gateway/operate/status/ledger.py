@@ -1,8 +1,8 @@
 """What the ledger knows of routes, handlers, workers and its own server."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from gateway.ledger.bulk import OrderStatus, list_orders
 from gateway.ledger.connection import Connection, Pooled
@@ -17,9 +17,13 @@ from gateway.operate.status.report import (
     OrderState,
     PostgresState,
     ReconcileState,
+    ReloadState,
     RouteState,
+    SecretState,
     WorkerState,
 )
+from gateway.operate.status.secrets import list_secrets
+from gateway.routes import Route
 from gateway.settings import Settings
 from gateway.sweep.sweeper import MISSED_ROUNDS
 
@@ -75,14 +79,25 @@ async def read_orders(session: Session) -> list[OrderState]:
     ]
 
 
-def list_routes(names: Iterable[str], figures: Figures) -> list[RouteState]:
+async def read_reloads(session: Session) -> list[ReloadState]:
+    """The last one of each process."""
+    return [ReloadState(**row) for row in await session.fetch(QUERIES["list_reloads"])]  # type: ignore[typeddict-item]
+
+
+def list_routes(
+    routes: Iterable[Route],
+    figures: Figures,
+    uses: Mapping[tuple[str, str], Mapping[str, Any]],
+    now: datetime,
+) -> list[RouteState]:
     """Those of the configuration, and those of which something is known."""
+    secrets = {route.name: list_secrets(route, uses, now) for route in routes}
     known = {route for route, handler in figures.hour if handler == REQUESTS}
     known |= {route for route, handler, _ in figures.last_at if handler == REQUESTS}
-    return [_route(name, figures) for name in sorted({*names, *known})]
+    return [_route(name, figures, secrets.get(name, [])) for name in sorted({*secrets, *known})]
 
 
-def _route(name: str, figures: Figures) -> RouteState:
+def _route(name: str, figures: Figures, secrets: list[SecretState]) -> RouteState:
     hour = figures.requests(name, lately=False)
     return RouteState(
         route=name,
@@ -93,6 +108,7 @@ def _route(name: str, figures: Figures) -> RouteState:
         refused_as=refused_as(figures.minutes.get((name, REQUESTS), {})),
         p50_ms=figures.took_ms(name, REQUESTS, 0.5),
         p99_ms=figures.took_ms(name, REQUESTS, 0.99),
+        secrets=secrets,
     )
 
 

@@ -11,6 +11,7 @@ from gateway.ledger.alerts import list_alerts
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version
 from gateway.ledger.pauses import list_pauses
+from gateway.ledger.secret_uses import read_secret_uses
 from gateway.operate.status.attention import find_attention
 from gateway.operate.status.engines import postgres_away, read_redis, read_spool
 from gateway.operate.status.figures import Figures, read_figures
@@ -21,18 +22,19 @@ from gateway.operate.status.ledger import (
     read_orders,
     read_postgres,
     read_reconciles,
+    read_reloads,
     read_workers,
 )
 from gateway.operate.status.report import Status
 from gateway.project import database_url
-from gateway.routes import load_config
+from gateway.routes import Route, load_config
 from gateway.settings import Settings
 
 
 async def read_status(settings: Settings) -> Status:
     """Without Postgres still what there is to say of Redis and of the spool, which matters most
     then. Raises SchemaMismatch."""
-    routes = _names(settings)
+    routes = _routes(settings)
     try:
         connection = await connect(database_url(settings), name="gateway status")
     except StorageUnavailable as error:
@@ -44,7 +46,7 @@ async def read_status(settings: Settings) -> Status:
         await connection.close()
 
 
-async def look(settings: Settings, session: Session, routes: Iterable[str]) -> Status:
+async def look(settings: Settings, session: Session, routes: Iterable[Route]) -> Status:
     """With the ledger at hand."""
     (redis, spool), known = await asyncio.gather(
         _engines(settings), _read_ledger(settings, session, routes)
@@ -53,7 +55,7 @@ async def look(settings: Settings, session: Session, routes: Iterable[str]) -> S
 
 
 async def _read_ledger(
-    settings: Settings, session: Session, routes: Iterable[str]
+    settings: Settings, session: Session, routes: Iterable[Route]
 ) -> dict[str, Any]:
     now: datetime = await session.fetchval("select now()")
     figures = await read_figures(session, now)
@@ -62,30 +64,33 @@ async def _read_ledger(
     return {
         "at": now,
         "postgres": await read_postgres(session),
-        "routes": list_routes(routes, figures),
+        "routes": list_routes(routes, figures, await read_secret_uses(session), now),
         "alerts": await list_alerts(session),
         "pauses": [asdict(pause) for pause in pauses],
         "handlers": await read_handlers(session, workers, pauses, figures),
         "workers": workers,
         "reconciles": await read_reconciles(session),
+        "reloads": await read_reloads(session),
         "orders": await read_orders(session),
     }
 
 
-async def _without_ledger(settings: Settings, routes: Iterable[str], error: str) -> Status:
+async def _without_ledger(settings: Settings, routes: Iterable[Route], error: str) -> Status:
     redis, spool = await _engines(settings)
+    now = datetime.now(UTC)
     return _attended(
         {
-            "at": datetime.now(UTC),
+            "at": now,
             "postgres": postgres_away(error),
             "redis": redis,
             "spool": spool,
-            "routes": list_routes(routes, Figures()),
+            "routes": list_routes(routes, Figures(), {}, now),
             "alerts": [],
             "pauses": [],
             "handlers": [],
             "workers": [],
             "reconciles": [],
+            "reloads": [],
             "orders": [],
         }
     )
@@ -102,9 +107,9 @@ def _attended(known: dict[str, Any]) -> Status:
     return status
 
 
-def _names(settings: Settings) -> list[str]:
-    """Of the routes, where there is a file to read: elsewhere the ledger's own will do."""
+def _routes(settings: Settings) -> tuple[Route, ...]:
+    """Where there is a file to read: elsewhere those that the ledger knows will do."""
     try:
-        return [route.name for route in load_config(settings.config).routes]
+        return load_config(settings.config).routes
     except ConfigInvalid:
-        return []
+        return ()

@@ -60,6 +60,19 @@ class Requests(TypedDict):
     refused: int
 
 
+class SecretState(TypedDict):
+    """A secret or token of a route; never the secret itself."""
+
+    secret: str
+    """Its reference."""
+    expires_at: datetime | None
+    expired: bool
+    first_used_at: datetime | None
+    last_used_at: datetime | None
+    """When it last verified a request, in any process; None: never, as far as is known."""
+    uses: int
+
+
 class RouteState(TypedDict):
     """The requests of a route."""
 
@@ -75,6 +88,8 @@ class RouteState(TypedDict):
     p50_ms: float | None
     """From the last byte to the answer, in the last hour."""
     p99_ms: float | None
+    secrets: list[SecretState]
+    """In the order of the file; none where the file cannot be read."""
 
 
 class HandlerState(TypedDict):
@@ -140,6 +155,16 @@ class ReconcileState(TypedDict):
     error: str | None
 
 
+class ReloadState(TypedDict):
+    """The last reload of a serve process, in the last days."""
+
+    host: str
+    pid: int
+    at: datetime
+    outcome: Literal["done", "refused"]
+    error: str | None
+
+
 class OrderState(TypedDict):
     """An order for everything that matches, which has not come to its end."""
 
@@ -168,4 +193,5 @@ class Status(TypedDict):
     handlers: list[HandlerState]
     workers: list[WorkerState]
     reconciles: list[ReconcileState]
+    reloads: list[ReloadState]
     orders: list[OrderState]
