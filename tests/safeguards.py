@@ -378,10 +378,33 @@ SAFEGUARDS: Final = (
         "test_one_message_is_sent_by_one_worker_even_when_both_would",
     ),
     Safeguard(
+        "a secret stops at its expiry",
+        "gateway/receive/keyring.py",
+        "        if ring.until is None or ring.since <= now < ring.until:\n",
+        "        if ring.until is None or ring.since <= now:\n",
+        "tests/unit/test_keyring.py::test_a_secret_counts_up_to_its_expiry_and_not_a_moment_longer",
+    ),
+    Safeguard(
+        "a request that was under way brings no old secret back",
+        "gateway/receive/keyring.py",
+        "        self._bunch = bunch\n",
+        "        self._bunch.held = bunch.held\n",
+        "tests/unit/test_keyring.py::"
+        "test_exchanged_keys_count_at_once_and_one_who_was_reading_cannot_bring_the_old_back",
+    ),
+    Safeguard(
+        "a secret that still counts must be there",
+        "gateway/routes/config.py",
+        "            noted = [] if ref.has_expired(now) else problems\n",
+        "            noted = [] if ref.expires_at is not None else problems\n",
+        "tests/unit/test_routes.py::"
+        "test_an_expired_secret_may_be_gone_but_not_one_that_still_counts",
+    ),
+    Safeguard(
         "a queue is closed to whoever has none of its tokens",
         "gateway/receive/queue_door.py",
-        '        return is_borne(headers.get("authorization", ""), self._tokens)\n',
-        "        return True\n",
+        "        if borne is None:\n            return False\n",
+        "        if borne is None:\n            return True\n",
         "tests/e2e/test_publish_api.py::test_without_its_token_a_queue_takes_nothing",
     ),
     Safeguard(
