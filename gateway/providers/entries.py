@@ -80,6 +80,12 @@ def read_entry(file: Path) -> Provider:
     raise ConfigInvalid(problems)
 
 
+def read_scheme(name: str) -> SenderSection:
+    """What an entry says, for those who want to know more of it than its provider tells."""
+    file = FOLDER / f"{name}{SUFFIX}"
+    return _scheme(EntrySection.model_validate(_with_parent(file, read_document(file).value)))
+
+
 def _with_parent(file: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     parent = raw.get("extends")
     if parent is None:

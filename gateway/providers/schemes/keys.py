@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ PUBLIC_PREFIX: Final = "whpk_"
 PRIVATE_PREFIX: Final = "whsk_"
 SEED_BYTES: Final = 32
 KEY_BYTES: Final = 32
+_HEX_KEY: Final = re.compile(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}")
 HIDDEN: Final = "a secret (not shown) that is none"
 PUBLIC_EXPECTED: Final = (
     "the sender's public key: PEM, base64 of DER, or for Ed25519 its 32 bytes in hex or base64"
@@ -124,7 +126,8 @@ def _load(text: str, kind: str) -> PublicKey | None:
         seed = decode_strictly(text.removeprefix(PRIVATE_PREFIX), "base64") or b""
         return _private(ed25519.Ed25519PrivateKey.from_private_bytes(seed[:SEED_BYTES]))
     text = text.removeprefix(PUBLIC_PREFIX)
-    is_hex = kind == "ed25519" and len(text) == 2 * KEY_BYTES
+    # By its letters, not its length: the base64 of a private key's DER is as long as this hex.
+    is_hex = kind == "ed25519" and _HEX_KEY.fullmatch(text) is not None
     key = decode_strictly(text, "hex" if is_hex else "base64")
     if key is None:
         return None

@@ -89,6 +89,7 @@ def make_sign(section: SenderSection, read_key: ReadKey) -> Sign:
         draft = Draft(body, url, is_form=_uses_form(section))
         _name(draft, section, id, type)
         if isinstance(section, SignedSection):
+            _fill(draft, section, id)
             _sign(draft, section, read_key(secret), now)
         elif isinstance(section, BearerSection):
             draft.put(
@@ -117,6 +118,19 @@ def _name(draft: Draft, section: SenderSection, id: str, type: str) -> None:
         for place, text in choice.match(value).items():
             if place.source != "json":
                 draft.put(place, text)
+
+
+def _fill(draft: Draft, section: SignedSection, id: str) -> None:
+    """What is signed beside the event, such as a token or a request id: any text will do."""
+    if section.each:
+        return
+    timestamps = [] if section.timestamp is None else section.timestamp.at
+    for part in section.signed.parts:
+        place = part.place
+        if place is None or part.is_optional or place in timestamps:
+            continue
+        if place.reader()(Looked(draft.incoming())) is None:
+            draft.put(place, id)
 
 
 def _sign(draft: Draft, section: SignedSection, key: Key, now: datetime) -> None:
