@@ -36,7 +36,7 @@ grant insert, select (
 grant select, insert, update (due_at) on gateway.deliveries to gateway_serve;  -- due_at: whose turn it is
 grant select on gateway.handlers, gateway.pauses, gateway.workers to gateway_serve;
 grant select, insert on gateway.refusals to gateway_serve;
-grant select, insert, update, delete on gateway.tallies to gateway_serve;
+grant select, insert, update, delete on gateway.tallies, gateway.secret_uses, gateway.reloads to gateway_serve;
 grant select, insert, update on gateway.totals, gateway.alerts to gateway_serve;
 grant select, insert, update, delete on gateway.alert_messages to gateway_serve;
 
@@ -76,5 +76,5 @@ grant select (delivery_id, number, started_at, finished_at, outcome, error, key_
 grant select on
     gateway.deliveries, gateway.workers, gateway.handlers, gateway.places, gateway.once_keys,
     gateway.pauses, gateway.audit, gateway.bulk_orders, gateway.reconciliations, gateway.gaps, gateway.refusals,
-    gateway.tallies, gateway.totals, gateway.alerts, gateway.alert_messages
+    gateway.tallies, gateway.totals, gateway.alerts, gateway.alert_messages, gateway.secret_uses, gateway.reloads
 to gateway_readonly;

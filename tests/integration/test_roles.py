@@ -42,6 +42,7 @@ LOOKING: Final = {
     *statements_of("status", "dead"),
     "list_all_audit",
     *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
+    *("list_secret_uses", "list_reloads"),
     *("list_pauses", "list_orders", "find_order", "list_deliveries"),
     *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
 }
@@ -49,7 +50,10 @@ LOOKING: Final = {
 TELLING: Final = statements_of("alerts") - {"note_test"}
 CLAIMING: Final = {"claim", "find_claims", "advance"}
 RUN_BY: Final = {
-    SERVE: CLAIMING | TELLING | {"find_job", "add_tallies", "note_refusals"},
+    SERVE: CLAIMING
+    | TELLING
+    | {"find_job", "add_tallies", "note_refusals"}
+    | {"add_secret_uses", "keep_reload", "forget_reload"},
     WORKER: CLAIMING
     | TELLING
     | statements_of("leases", "turns", "effects")
