@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-again check torture safeguards load bench bench-quick clean
+.PHONY: run test test-again check audit torture safeguards load bench bench-quick clean
 
 run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
@@ -15,11 +15,15 @@ test-again: $(READY) ## the tests that failed, alone, if they are one or two
 	@$(BIN)/python -c 'import json, sys; failed = json.load(open(".pytest_cache/v/cache/lastfailed")); print("failed beside others:", *failed, sep="\n  "); sys.exit(len(failed) > 2)'
 	@$(BIN)/pytest --last-failed --last-failed-no-failures none
 
-check: $(READY) ## format, lint, types and the direction of imports
+check: $(READY) ## format, lint, types, the direction of imports, and known vulnerabilities
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.audit
+
+audit: $(READY) ## known vulnerabilities of the pinned packages, or why that could not be asked
+	@$(BIN)/python -m tests.audit
 
 torture: $(READY) ## kill, stop, cut and starve everything under load, and audit what is left, about 5 minutes
 	@$(BIN)/python -m tests.torture $(if $(SEED),--seed $(SEED))
