@@ -1,0 +1,167 @@
+"""Every entry of the catalogue on a real server: routes in YAML, HTTP, events in Postgres."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import asyncpg
+import httpx
+import pytest
+
+from gateway.providers import PROVIDERS
+from gateway.providers.entries import entry_names
+from gateway.providers.provider import Signed
+from gateway.providers.schemes.keys import PublicKey
+from tests.support.processes import Project, Serving
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+PUBLIC_URL = "https://gateway.example.com"
+VERIFY_TOKEN = "a token that Meta shows"
+NAMES = sorted(entry_names())
+
+
+def load(name: str, case: str) -> dict[str, Any]:
+    vector: dict[str, Any] = json.loads((VECTORS / name / f"{case}.json").read_bytes())
+    return vector
+
+
+def event_of(name: str) -> dict[str, Any]:
+    """A request of the vendor that holds an event."""
+    cases = [load(name, path.stem) for path in sorted((VECTORS / name).glob("*.json"))]
+    return next(vector for vector in cases if vector["events"])
+
+
+def make_secret(name: str) -> str:
+    """With which we can sign: where the vendor published only a public key, one of our own."""
+    vector = event_of(name)
+    if "private_key" in vector:
+        return str(vector["private_key"])
+    is_public = isinstance(PROVIDERS[name].read_key(vector["secret"].encode()), PublicKey)
+    return PROVIDERS[name].make_secret() if is_public else str(vector["secret"])
+
+
+SECRETS = {name: make_secret(name) for name in NAMES}
+
+
+def variable(name: str) -> str:
+    return "SECRET_OF_" + name.upper().replace("-", "_")
+
+
+@pytest.fixture(scope="module")
+def serving(module_project: Project) -> Iterator[Serving]:
+    """A route for every entry, and no handler."""
+    routes: dict[str, Any] = {
+        name: {"provider": name, "secrets": [f"env:{variable(name)}"], "handlers": []}
+        for name in NAMES
+    }
+    for name in NAMES:
+        if PROVIDERS[name].wants_token:
+            routes[name]["verify_token"] = "env:VERIFY_TOKEN"
+    module_project.write("config/routes.yaml", json.dumps({"routes": routes}))
+    environ = {variable(name): secret for name, secret in SECRETS.items()}
+    with module_project.serve(
+        **environ, VERIFY_TOKEN=VERIFY_TOKEN, GATEWAY_PUBLIC_URL=PUBLIC_URL
+    ) as process:
+        asyncio.run(process.ready())
+        yield process
+
+
+def sign(name: str, vector: dict[str, Any]) -> Signed:
+    """The vendor's body, signed now."""
+    event = (vector["events"] or [{"id": None, "type": "ping"}])[0]
+    return PROVIDERS[name].sign(
+        vector["body"].encode(),
+        secret=SECRETS[name].encode(),
+        id=event["id"] or "evt_1",
+        type=event["type"],
+        now=datetime.now(UTC),
+        url=f"{PUBLIC_URL}/webhooks/{name}",
+    )
+
+
+async def post(serving: Serving, signed: Signed) -> httpx.Response:
+    return await serving.post(signed.body, signed.headers, path=signed.url.removeprefix(PUBLIC_URL))
+
+
+async def stored(project: Project) -> list[tuple[str, str, str]]:
+    connection = await asyncpg.connect(project.environ["GATEWAY_DATABASE_URL"])
+    try:
+        rows = await connection.fetch("select route, event_id, type from gateway.processed_events")
+    finally:
+        await connection.close()
+    return sorted((row["route"], row["event_id"], row["type"]) for row in rows)
+
+
+async def test_what_each_sends_is_stored_once_and_acknowledged_as_it_wants(
+    serving: Serving, module_project: Project
+) -> None:
+    expected = []
+    for name in NAMES:
+        vector, told = event_of(name), PROVIDERS[name].acknowledgement
+        signed = sign(name, vector)
+        for event in vector["events"]:
+            digest = hashlib.sha256(signed.body).hexdigest()
+            expected.append((name, event["id"] or digest, event["type"]))
+        for _ in range(2):  # the second is a duplicate
+            answer = await post(serving, signed)
+            assert answer.status_code == told.status, (name, answer.text)
+            assert told.body is None or answer.content == told.body, name
+    assert await stored(module_project) == sorted(expected)
+
+
+async def test_what_nobody_signed_gets_the_status_that_each_wants(serving: Serving) -> None:
+    for name in NAMES:
+        answer = await serving.post(b"{}", {}, path=f"/webhooks/{name}")
+        assert answer.status_code == PROVIDERS[name].refusal_status, (name, answer.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("slack", "url-verification"),
+        ("zoom", "url-validation"),
+        ("discord", "ping"),
+        ("line", "verify-button"),
+        ("xero", "intent-good"),
+    ],
+)
+async def test_a_challenge_is_answered_and_is_no_event(
+    serving: Serving, module_project: Project, name: str, case: str
+) -> None:
+    before = await stored(module_project)
+    vector = load(name, case)
+    answer = await post(serving, sign(name, vector))
+    assert answer.status_code == vector["answer"]["status"]
+    if "body" in vector["answer"]:
+        assert answer.text == vector["answer"]["body"]
+    assert await stored(module_project) == before
+
+
+async def test_a_wrong_signature_on_purpose_gets_401(serving: Serving) -> None:
+    for name, vector in (
+        ("xero", load("xero", "intent-bad")),
+        ("discord", load("discord", "ping")),
+    ):
+        answer = await serving.post(
+            vector["body"].encode() + b" ", vector["headers"], path=f"/webhooks/{name}"
+        )
+        assert answer.status_code == 401
+
+
+async def test_a_subscription_to_meta_begins_with_its_token(serving: Serving) -> None:
+    query = {"hub.mode": "subscribe", "hub.challenge": "1158201444"}
+    async with httpx.AsyncClient(base_url=serving.url) as client:
+        for token, status, text in ((VERIFY_TOKEN, 200, "1158201444"), ("another", 403, "")):
+            told = urlencode(query | {"hub.verify_token": token})
+            answer = await client.get(f"/webhooks/meta?{told}")
+            assert (answer.status_code, answer.text) == (status, text)
+
+
+async def test_the_head_request_of_intercom_is_answered(serving: Serving) -> None:
+    async with httpx.AsyncClient(base_url=serving.url) as client:
+        assert (await client.head("/webhooks/intercom")).status_code == 200
