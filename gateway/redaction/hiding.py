@@ -14,6 +14,8 @@ _TELLING: Final = 6
 """A shorter one, or a number, is replaced only where it stands for itself."""
 MOST: Final = 1000
 """With more values to look for, the whole text is hidden."""
+MOST_CHARS: Final = 10_000
+"""The same for their length together: a pattern for a megabyte takes half a minute to make."""
 _ENCODED: Final = "(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2}))"
 
 
@@ -27,7 +29,7 @@ def hide_values(values: Iterable[Any], stand_in: str) -> Hide:
     URLs quote them. What was cut short or calculated with cannot be found."""
     found: dict[str, str] = {}
     scalars = list(islice(_scalars(values), MOST + 1))
-    if len(scalars) > MOST:
+    if len(scalars) > MOST or sum(len(str(value)) for value in scalars) > MOST_CHARS:
         return lambda _: stand_in
     for value in scalars:
         for form in _forms(value):

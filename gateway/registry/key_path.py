@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -46,9 +47,39 @@ def _step(node: Any, step: str) -> Any:
 
 def _as_text(value: Any) -> str:
     """Short and plain as it stands, anything else by its digest: it goes into an index."""
-    text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    if isinstance(text, bytes):
-        text = text.decode()
+    text = value if isinstance(value, str) else _written(value).decode()
     if len(text) <= LONGEST_KEY and _PLAIN.fullmatch(text):
         return text
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _written(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # it reads more levels than it writes
+        return b"".join(_pieces(value))
+
+
+class _Mark(bytes):
+    """Punctuation, among values that are still to be written."""
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """The same text for the same value, however deep: without recursion."""
+    left = [value]
+    while left:
+        node = left.pop()
+        if isinstance(node, _Mark):
+            yield node
+        elif isinstance(node, dict):
+            left.append(_Mark(b"}"))
+            for key in sorted(node, reverse=True):
+                left += [_Mark(b","), node[key], _Mark(orjson.dumps(key) + b":")]
+            yield b"{"
+        elif isinstance(node, list):
+            left.append(_Mark(b"]"))
+            for item in reversed(node):
+                left += [_Mark(b","), item]
+            yield b"["
+        else:
+            yield orjson.dumps(node)

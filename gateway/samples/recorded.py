@@ -13,6 +13,7 @@ from gateway.errors import BadPayload, CommandFailed
 from gateway.model import Envelope
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.payload import describe
+from gateway.providers.publish import DEEPEST
 from gateway.samples.sample import Sample, lay_out
 
 _STRIPE_OBJECTS: Final = frozenset({"event", "v2.core.event"})
@@ -82,12 +83,15 @@ def check_recorded(recorded: Recorded) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = orjson.loads(path.read_bytes())
+        orjson.dumps(document)
     except OSError as error:
         raise CommandFailed(f"{path}: cannot be read: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
         raise CommandFailed(
             f"{path}:{error.lineno}: not JSON: {error.msg} in column {error.colno}; {_HOW}"
         ) from None
+    except TypeError:  # it reads more levels than it writes
+        raise CommandFailed(f"{path}: found more than {DEEPEST} levels; {_HOW}") from None
     if not isinstance(document, dict):
         raise CommandFailed(f"{path}: found {describe(document)}; {_HOW}")
     return document
@@ -125,7 +129,8 @@ def _text(path: Path, document: dict[str, Any], name: str) -> str:
 def _from_body(
     path: Path, document: dict[str, Any], provider: str | None, type: str | None
 ) -> Recorded:
-    name = provider or ("stripe" if document.get("object") in _STRIPE_OBJECTS else None)
+    is_stripe = any(document.get("object") == kind for kind in _STRIPE_OBJECTS)
+    name = provider or ("stripe" if is_stripe else None)
     if name is None or (name != "stripe" and type is None):
         missing = "type" if name else "provider and its type"
         raise CommandFailed(

@@ -224,6 +224,14 @@ async def _provoke(url: str, data: bytes) -> None:
         writer.close()
 
 
+@pytest.fixture(scope="module")
+def serving(module_project: Project) -> Iterator[Serving]:
+    """One that looks at every refused request, however many there are."""
+    with module_project.serve(GATEWAY_REFUSED_RATE="10000/s") as process:
+        asyncio.run(process.ready())
+        yield process
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _no_error_is_logged(serving: Serving) -> Iterator[None]:
     yield
