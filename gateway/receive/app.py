@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.routing import Route as HttpRoute
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from gateway.errors import GatewayError, SchemaMismatch
 from gateway.ledger.connection import TROUBLE
@@ -28,6 +28,8 @@ READY_FOR_S: Final = 1.0
 
 ANSWER_WITHIN_S: Final = 2.0
 """Less than a balancer waits."""
+
+MARKS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 UNREACHABLE: Final = "LEDGER_UNREACHABLE"
 
@@ -150,7 +152,22 @@ def _rest(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return app
+    return _marked(app)
+
+
+def _marked(app: ASGIApp) -> ASGIApp:
+    """Answers that no cache keeps, and no browser takes for anything but what they say they are:
+    events are among them, and whoever sent those chose what is in them."""
+
+    async def marked(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *MARKS]}
+            await send(message)
+
+        await app(scope, receive, send_marked)
+
+    return marked
 
 
 async def _not_found(_: Request, __: Exception) -> Response:

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import fcntl
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from gateway.development import read_up
 from gateway.embedded import Postgres, Redis
@@ -18,6 +20,9 @@ from gateway.settings import Settings, load_settings
 from gateway.up.reports import Reload, Started
 from gateway.up.secrets import make_up_secrets
 from gateway.up.supervisor import Supervisor
+
+PRIVATE: Final = 0o600
+"""Whoever can open a lock can hold it."""
 
 
 def run_up(
@@ -71,10 +76,10 @@ def _only_one(data_dir: Path) -> Iterator[None]:
     """Holds the data directory for one `up`; the lock ends with the process, however it ends."""
     try:  # others may pass through, but not look around: engines may run as another user
         data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-        lock = (data_dir / "up.lock").open("w")
+        lock = os.open(data_dir / "up.lock", os.O_WRONLY | os.O_CREAT, PRIVATE)
     except OSError as error:
         raise CommandFailed(f"{data_dir} cannot be used: {error.strerror}") from error
-    with lock:
+    with open(lock, "wb"):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
