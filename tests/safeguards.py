@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
-COPIED: Final = ("gateway", "tests", "handlers", "config", "bench", "pyproject.toml")
+COPIED: Final = ("gateway", "tests", "handlers", "config", "bench", "deploy", "pyproject.toml")
 RED: Final = 1
 """What pytest exits with when a test has failed, and not something else."""
 
@@ -591,6 +591,20 @@ SAFEGUARDS: Final = (
         "        self._strangers.refused(request.scope)\n",
         "",
         "tests/e2e/test_request_limits.py::test_whoever_guesses_the_admin_token_is_slowed_down",
+    ),
+    Safeguard(
+        "serve has no right to change or settle a delivery",
+        "deploy/roles.sql",
+        "grant select, insert, update (due_at) on gateway.deliveries to gateway_serve;",
+        "grant select, insert, update on gateway.deliveries to gateway_serve;",
+        "tests/integration/test_roles.py::test_what_a_role_must_not_do_is_refused",
+    ),
+    Safeguard(
+        "a role has no right that its process does not use",
+        "deploy/roles.sql",
+        "grant select on gateway.pauses to gateway_worker;",
+        "grant select, delete on gateway.pauses to gateway_worker;",
+        "tests/integration/test_roles.py::test_a_role_may_do_nothing_that_its_process_does_not",
     ),
 )
 

@@ -84,8 +84,8 @@ FUNCTIONS: Final = {
 async def owner(database_url: str) -> AsyncIterator[Connection]:
     """The owner of a ledger with roles, in a transaction that is undone."""
     connection = await asyncpg.connect(database_url)
-    await connection.execute(ROLES_SQL)
-    await connection.execute(ROLES_SQL)  # after every migration, too
+    for _ in range(2):  # it is to be run after every migration
+        await connection.execute(ROLES_SQL)
     yield connection
     await connection.close()
 
@@ -173,50 +173,60 @@ async def test_every_column_of_what_has_payloads_is_decided_on(owner: Connection
     assert {tuple(row) for row in rows} == UNREAD
 
 
-@pytest.mark.parametrize(
-    ("role", "statement"),
-    [
-        (SERVE, "select body from gateway.processed_events"),
-        (SERVE, "select headers from gateway.processed_events"),
-        (SERVE, "select * from gateway.processed_events"),
-        (SERVE, "delete from gateway.processed_events where route = 'x'"),
-        (SERVE, "update gateway.processed_events set type = 'x'"),
-        (SERVE, "update gateway.deliveries set status = 'done'"),
-        (SERVE, "delete from gateway.deliveries where id = 1"),
-        (SERVE, "select from gateway.effects"),
-        (SERVE, "select from gateway.audit"),
-        (SERVE, "insert into gateway.audit (actor, action) values ('a', 'b')"),
-        (WORKER, "update gateway.audit set actor = 'somebody else'"),
-        (WORKER, "insert into gateway.pauses (route, handler, actor) values ('a', 'b', 'c')"),
-        (WORKER, "update gateway.migrations set version = 1"),
-        (OPERATOR, "delete from gateway.migrations"),
-        (OPERATOR, "insert into gateway.attempts select * from gateway.attempts"),
-        (READONLY, "select body from gateway.processed_events"),
-        (READONLY, "select body is null from gateway.processed_events"),
-        (READONLY, "select e from gateway.processed_events e"),
-        (READONLY, "select result from gateway.effects"),
-        (READONLY, "update gateway.deliveries set status = 'pending'"),
-        *((role, "drop table gateway.deliveries") for role in ROLES),
-        *((role, "truncate gateway.deliveries") for role in ROLES),
-        *((role, "alter table gateway.deliveries disable trigger all") for role in ROLES),
-        *((role, "create table gateway.mine (n int)") for role in ROLES),
-        *(
-            (role, "create trigger t after insert on gateway.audit execute function x()")
-            for role in ROLES
-        ),
-        *((role, "create function gateway.mine() returns int return 1") for role in ROLES),
-        *((role, "alter function gateway.settle_done owner to gateway_serve") for role in ROLES),
-        *((role, f"set role {other}") for role in ROLES for other in ROLES if other != role),
-    ],
+FORBIDDEN: Final = {
+    SERVE: (
+        "select body from gateway.processed_events",
+        "select headers from gateway.processed_events",
+        "select * from gateway.processed_events",
+        "delete from gateway.processed_events where route = 'x'",
+        "update gateway.processed_events set type = 'x'",
+        "update gateway.deliveries set status = 'done'",
+        "delete from gateway.deliveries where id = 1",
+        "select from gateway.effects",
+        "select from gateway.audit",
+        "insert into gateway.audit (actor, action) values ('a', 'b')",
+    ),
+    WORKER: (
+        "update gateway.audit set actor = 'somebody else'",
+        "insert into gateway.pauses (route, handler, actor) values ('a', 'b', 'c')",
+        "update gateway.migrations set version = 1",
+    ),
+    OPERATOR: (
+        "delete from gateway.migrations",
+        "insert into gateway.attempts select * from gateway.attempts",
+    ),
+    READONLY: (
+        "select body from gateway.processed_events",
+        "select body is null from gateway.processed_events",
+        "select e from gateway.processed_events e",
+        "select result from gateway.effects",
+        "select sealed from gateway.attempts",
+        "update gateway.deliveries set status = 'pending'",
+    ),
+}
+FORBIDDEN_TO_ALL: Final = (
+    "drop table gateway.deliveries",
+    "truncate gateway.deliveries",
+    "alter table gateway.deliveries disable trigger all",
+    "create table gateway.mine (n int)",
+    "create trigger t after insert on gateway.audit execute function x()",
+    "create function gateway.mine() returns int return 1",
+    "alter function gateway.settle_done owner to gateway_serve",
+    *(f"set role {role}" for role in ROLES),
 )
-async def test_what_a_role_must_not_do_is_refused(
-    role: str, statement: str, database_url: str, owner: Connection
-) -> None:
-    connection = await asyncpg.connect(database_url)
-    await connection.execute(f"set session authorization {role}")
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await connection.execute(statement)
-    await connection.close()
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_what_a_role_must_not_do_is_refused(role: str, owner: Connection) -> None:
+    await owner.execute(f"set session authorization {role}")
+    allowed = []
+    for statement in (*FORBIDDEN[role], *FORBIDDEN_TO_ALL):
+        try:
+            await owner.execute(statement)
+        except asyncpg.InsufficientPrivilegeError:
+            continue
+        allowed.append(statement)
+    assert allowed == [f"set role {role}"]
 
 
 async def test_no_function_lends_anybody_its_owners_rights(owner: Connection) -> None:
