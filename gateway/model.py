@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
 
 import orjson
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for editors: at run time these libraries are imported only 
 
 FORM: Final = "application/x-www-form-urlencoded"
 FORM_FIELDS: Final = 64
+FORM_PARTS: Final = 256
+"""Of a form that holds no JSON."""
 _ENCODED: Final = re.compile(rb"(?:%[0-9A-Fa-f]{2})+")
 
 
@@ -152,10 +154,10 @@ class Event:
 
     @property
     def payload(self) -> Any:
-        """The JSON of the body, parsed at first use (the `payload` field of a form)."""
+        """The JSON of the body, parsed at first use (the `payload` field of a form, or all fields
+        of one that has none)."""
         if self._payload is _UNREAD:
-            document = payload_bytes(self.headers, self.body)
-            object.__setattr__(self, "_payload", orjson.loads(document))
+            object.__setattr__(self, "_payload", read_payload(self.headers, self.body))
         return self._payload
 
     def stripe(self, client: "StripeClient | None" = None) -> "StripeEvent":
@@ -186,6 +188,18 @@ class Event:
                 f"event.{name}() is for events of provider {name}; "
                 f"{self.id!r} on route {self.route!r} is one of provider {self.provider}"
             )
+
+
+def read_payload(headers: Mapping[str, str], body: bytes) -> Any:
+    """The JSON of a body, or the fields of a form without any, each the last of its name."""
+    try:
+        document = payload_bytes(headers, body)
+    except ValueError:
+        fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FORM_PARTS)
+        if not fields or "payload" in dict(fields):
+            raise
+        return dict(fields)
+    return orjson.loads(document)
 
 
 def payload_bytes(headers: Mapping[str, str], body: bytes) -> bytes:

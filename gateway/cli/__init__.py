@@ -14,6 +14,7 @@ from gateway.cli import (
     orders,
     pause,
     processes,
+    providers,
     publish,
     reconcile,
     rehearse,
@@ -43,8 +44,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for group in (
-    start, processes, setup, rehearse, send, publish, status, doctor, look, show, act, alerts,
-    orders, pause, forget, reconcile,
+    start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
+    alerts, orders, pause, forget, reconcile,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

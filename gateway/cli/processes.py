@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from gateway.cli.output import complain, console
 from gateway.ledger.connection import describe
 from gateway.logs import configure_logs
 from gateway.project import Project, load_project, redis_url
+from gateway.providers import Provider
 from gateway.queue.cancellation import end
 from gateway.queue.worker import listen_forever
 from gateway.routes import Route
@@ -108,11 +110,13 @@ def _gateway() -> str:
 def _first_command(route: Route) -> str:
     if route.provider.is_queue:
         return f"echo '{{}}' | {_gateway()} publish {route.name} --payload -"
-    return f"{_gateway()} send {route.name} {_example(route.provider.name)}"
+    return f"{_gateway()} send {route.name} {_example(route.provider)}"
 
 
-def _example(provider: str) -> str:
-    return {"stripe": "payment_intent.succeeded", "github": "push"}.get(provider, "test")
+def _example(provider: Provider) -> str:
+    if provider.drafts is not None:
+        return shlex.quote(provider.drafts.example)
+    return {"stripe": "payment_intent.succeeded"}.get(provider.name, "push")
 
 
 def serve(

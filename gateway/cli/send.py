@@ -31,15 +31,27 @@ def send(
     url: Annotated[
         str | None, typer.Option("--url", help="Where the gateway is; default: the running `up`.")
     ] = None,
+    secret: Annotated[
+        str | None,
+        typer.Option(
+            "--secret", help="Sign with this one: env:NAME or file:/path; default: the route's own."
+        ),
+    ] = None,
 ) -> None:
     """Sign a realistic sample with the route's own secret and post it, showing the answer.
+
+    Of a sender that signs with a private key the route has only the public one:
+    [bold]--secret[/bold] says where the other is.
 
     Examples: [bold]gateway send stripe payment_intent.succeeded[/bold],
     [bold]gateway send github push --count 100[/bold],
     [bold]gateway send stripe invoice.paid --body event.json --url https://hooks.example.com[/bold]
     """
     settings = discover(load_settings())
-    sender = make_sender(settings, route, type, body=body, url=url or running(settings))
+    where = url or running(settings)
+    sender = make_sender(settings, route, type, body=body, url=where, secret=secret)
+    if sender.doubt is not None:
+        console().print(f"notice: {sender.doubt}", markup=False)
     sent = asyncio.run(_send(sender, count))
     if any(not s.ok for s in sent):
         raise CommandFailed(f"{sum(not s.ok for s in sent)} of {count} were not accepted")

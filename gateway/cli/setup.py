@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.output import console, print_json, print_rows
+from gateway.cli.providers import INTEGRITY
 from gateway.development import stand_ins
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate as apply_migrations
@@ -15,6 +16,7 @@ from gateway.ledger.migrate import read_schema
 from gateway.notation.quantities import format_duration, format_rate
 from gateway.operate.status.secrets import find_expiries
 from gateway.project import database_url, load_project
+from gateway.providers.provider import Integrity
 from gateway.registry import Registry
 from gateway.routes import Config, json_schema, load_config, valid_references
 from gateway.scaffold.known_types import find_doubtful
@@ -70,10 +72,22 @@ def check() -> None:
         console().print(f"notice: {reference} is not set: a development secret is used")
     for expiry in find_expiries(project.config.routes, now):
         console().print(f"notice: {expiry}", markup=False)
+    for warning in _warnings(project.config):
+        console().print(f"warning: {warning}", markup=False)
     for doubt in find_doubtful(project):
         console().print(f"notice: {doubt}", markup=False)
     counted = _counted(project.config, project.registry)
     console().print(f"{settings.config}: {counted}, all in order")
+
+
+def _warnings(config: Config) -> list[str]:
+    """Routes whose sender proves little."""
+    found = {route.name: route.provider.integrity for route in config.doors}
+    return [
+        f"{name}: integrity: {integrity}: {INTEGRITY[integrity]}"
+        for name, integrity in found.items()
+        if integrity is not Integrity.WHOLE
+    ]
 
 
 def _counted(config: Config, registry: Registry) -> str:
@@ -103,7 +117,7 @@ def routes(as_json: AsJson = False) -> None:
         print_json(rows)
         return
     print_rows(
-        ["route", "path", "provider", "secrets", "handlers"],
+        ["route", "path", "provider", "integrity", "secrets", "handlers"],
         [
             row | {"secrets": " ".join(row["secrets"]), "handlers": _lines(row["handlers"])}
             for row in rows
@@ -118,6 +132,7 @@ def _row(config: Config, registry: Registry, index: int) -> dict[str, Any]:
         "route": route.name,
         "path": route.path if route.secrets else None,
         "provider": route.provider.name,
+        "integrity": None if route.provider.is_queue else route.provider.integrity.value,
         "secrets": [str(ref) for ref in route.secrets],
         "handlers": [
             {

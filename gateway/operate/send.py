@@ -1,6 +1,7 @@
 """Posts signed samples to a gateway, as a provider would."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from typing import Final
 
 import httpx
 
-from gateway.errors import CommandFailed
+from gateway.errors import CommandFailed, RequestRejected
+from gateway.notation.problems import Unexpected
 from gateway.project import load_first_secret
-from gateway.routes import Route, load_config
+from gateway.providers.provider import Signed
+from gateway.routes import Config, Route, load_config
 from gateway.samples import make_sample
-from gateway.secrets import Secret
+from gateway.secrets import Secret, SecretRef, SecretUnusable, resolve
 from gateway.settings import Settings
 
 AT_ONCE: Final = 16
@@ -42,6 +45,19 @@ class Sender:
     type: str
     body: bytes | None
     url: str
+    public_url: str | None = None
+    """What senders call, where that is not where the gateway is reached from here."""
+
+    @property
+    def doubt(self) -> str | None:
+        """Why a gateway may refuse what is sent, where that can be told before."""
+        public = self.public_url
+        if not self.route.provider.signs_url or public is None or public == self.url.rstrip("/"):
+            return None
+        return (
+            f"{self.route.provider.name} signs the URL: signed is {public}{self.route.path}, as the"
+            f" gateway verifies it, though it is sent to {self.url}"
+        )
 
     async def send(self, count: int) -> AsyncIterator[Sent]:
         """Sends so many, a few at once, each a new sample."""
@@ -55,17 +71,41 @@ class Sender:
             for answer in asyncio.as_completed([one() for _ in range(count)]):
                 yield await answer
 
-    async def _post(self, client: httpx.AsyncClient) -> Sent:
+    def sign(self) -> Signed:
+        """A new sample, or the given body, signed now. Raises CommandFailed."""
         provider, now = self.route.provider, datetime.now(UTC)
-        sample = make_sample(provider.name, self.type, now=now)
-        body = sample.body if self.body is None else self.body
-        target = self.url.rstrip("/") + self.route.path
-        signed = provider.sign(
-            body, secret=self.secret.reveal(), id=sample.id, type=self.type, now=now, url=target
-        )
+        try:
+            sample = make_sample(provider, self.type, now=now)
+            body = sample.body if self.body is None else self.body
+            return provider.sign(
+                body,
+                secret=self.secret.reveal(),
+                id=sample.id,
+                type=self.type,
+                now=now,
+                url=self._called,
+            )
+        except Unexpected as error:  # a public key: the body has nothing to do with it
+            raise CommandFailed(
+                f"cannot sign for {self.route.name}: found {error.found}; expected"
+                f" {error.expected} (--secret env:NAME or file:/path says where it is)"
+            ) from None
+        except RequestRejected as error:
+            raise CommandFailed(f"this body cannot be signed: {error.reason}") from error
+        except ValueError as error:
+            raise CommandFailed(str(error)) from error
+
+    @property
+    def _called(self) -> str:
+        return (self.public_url or self.url.rstrip("/")) + self.route.path
+
+    async def _post(self, client: httpx.AsyncClient) -> Sent:
+        signed = self.sign()
+        # With what the sender adds to the query.
+        target = self.url.rstrip("/") + self.route.path + signed.url.removeprefix(self._called)
         started = time.perf_counter()
         try:
-            answer = await client.post(signed.url, content=signed.body, headers=signed.headers)
+            answer = await client.post(target, content=signed.body, headers=signed.headers)
         except (httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError) as error:
             raise CommandFailed(
                 f"--url: found {self.url!r}; expected http://host:port or https://host"
@@ -80,7 +120,13 @@ class Sender:
 
 
 def make_sender(
-    settings: Settings, route_name: str, type: str, *, body: Path | None, url: str
+    settings: Settings,
+    route_name: str,
+    type: str,
+    *,
+    body: Path | None,
+    url: str,
+    secret: str | None = None,
 ) -> Sender:
     """Checks everything that can be wrong before anything is sent."""
     config = load_config(settings.config)
@@ -92,18 +138,30 @@ def make_sender(
         raise CommandFailed(
             f"there is no route {route_name!r} in {settings.config}: it has {known}"
         )
-    secret = load_first_secret(settings, config, route)
-    try:
-        make_sample(route.provider.name, type, now=datetime.now(UTC))
-    except ValueError as error:
-        raise CommandFailed(str(error)) from error
-    return Sender(
+    sender = Sender(
         route=route,
-        secret=secret,
+        secret=_secret(settings, config, route, secret),
         type=type,
         body=None if body is None else _read(body),
         url=url,
+        public_url=settings.public_url,
     )
+    sender.sign()
+    return sender
+
+
+def _secret(settings: Settings, config: Config, route: Route, reference: str | None) -> Secret:
+    if reference is not None:
+        return _given(reference)
+    return load_first_secret(settings, config, route)
+
+
+def _given(reference: str) -> Secret:
+    try:
+        return Secret(resolve(SecretRef.parse(reference), os.environ, {}))
+    except (Unexpected, SecretUnusable) as error:
+        found, expected = error.found, error.expected
+    raise CommandFailed(f"--secret: found {found}; expected {expected}")
 
 
 def _read(file: Path) -> bytes:

@@ -128,6 +128,20 @@ class Greet(Protocol):
     def __call__(self, incoming: Incoming, *, key: Key) -> Greeting | None: ...
 
 
+class Drafts(NamedTuple):
+    """How bodies are made up that such a sender could have sent."""
+
+    example: str
+    """A type, to show one."""
+    expected: str
+    """What a type looks like, in words."""
+    fits: Callable[[str], bool]
+    make: Callable[[str, datetime], tuple[str, bytes]]
+    """Id and body of an event of a type."""
+    is_form: bool
+    """Whether bodies are forms, and not JSON."""
+
+
 def make_secret() -> str:
     """One for development, for a provider that takes any text."""
     return f"whsec_{secrets.token_hex(SECRET_BYTES)}"
@@ -183,6 +197,8 @@ class Provider:
     """Whether it tells live events from test events."""
     wants_token: bool = False
     """Whether a handshake shows a token, for which the route has `verify_token`."""
+    drafts: Drafts | None = None
+    """None where samples are made from templates."""
     integrity: Integrity = Integrity.WHOLE
     facts: Facts | None = None
     """For `gateway providers`; none of a queue, which has no sender."""

@@ -2,6 +2,7 @@
 
 from gateway.samples.recorded import Recorded, check_recorded, dump_recorded, load_recorded
 from gateway.samples.sample import Sample, check_type, make_sample, sample_types
+from gateway.samples.sole import receive_alone
 from gateway.samples.successor import make_successor
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "load_recorded",
     "make_sample",
     "make_successor",
+    "receive_alone",
     "sample_types",
 ]

@@ -1,5 +1,6 @@
 """Recorded events: the file that `gateway show ID --save FILE` writes, and its reader."""
 
+import hashlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ import orjson
 
 from gateway.errors import BadPayload, CommandFailed
 from gateway.model import Envelope
-from gateway.providers import PROVIDERS, Incoming
+from gateway.providers import PROVIDERS
 from gateway.providers.payload import describe
 from gateway.providers.publish import DEEPEST
+from gateway.providers.schemes.sections import KINDS
 from gateway.samples.sample import Sample, lay_out
+from gateway.samples.sole import receive_alone
 
 _STRIPE_OBJECTS: Final = frozenset({"event", "v2.core.event"})
 _FIELDS: Final = ("provider", "type", "id", "headers", "body")
@@ -74,9 +77,11 @@ def check_recorded(recorded: Recorded) -> None:
     """Raises ValueError where the body is not the event that its id and type say."""
     told = Envelope(id=recorded.id, type=recorded.type)
     envelope = _envelope(recorded.provider, told, recorded.body)
+    # An event that is known by its bytes has another id when they are laid out anew.
+    digest = hashlib.sha256(recorded.body).hexdigest()
     for name in ("id", "type"):
         found, expected = getattr(told, name), getattr(envelope, name)
-        if found != expected:
+        if found != expected and expected != digest:
             raise ValueError(f"`{name}`: found {found!r}; the body says {expected!r}")
 
 
@@ -151,13 +156,13 @@ def _from_body(
 def _envelope(provider: str, told: Envelope, body: bytes) -> Envelope:
     """What the provider reads from the body; where that tells nothing, what the file told."""
     scheme = PROVIDERS.get(provider)
-    if scheme is None:
+    if scheme is None and provider not in KINDS:
         raise ValueError(f"provider: found {provider!r}; expected one of {', '.join(PROVIDERS)}")
-    if scheme.is_queue:
+    if scheme is None or scheme.is_queue:  # only the route knows how a described sender says it
         return told
-    signed = scheme.sign(body, secret=b"", id=told.id, type=told.type, now=_ANY_MOMENT)
+    sample = Sample(id=told.id, type=told.type, body=body)
     try:
-        return scheme.read(Incoming(signed.headers, signed.body))
+        return scheme.read(receive_alone(scheme, sample, now=_ANY_MOMENT))
     except BadPayload as error:
         raise ValueError(f"not an event of {provider}: {error}") from error
 

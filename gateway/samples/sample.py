@@ -6,9 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import orjson
 
+from gateway.providers import PROVIDERS, Provider
+from gateway.providers.payload import is_text
+from gateway.providers.provider import Drafts
+from gateway.providers.schemes.sections import KINDS
 from gateway.samples.template import Blanks, draw_alnum, list_templates, load_template
 
 _MAX_TYPE_CHARS: Final = 255
@@ -36,21 +41,45 @@ class Sample:
 
 def sample_types(provider: str) -> tuple[str, ...]:
     """The types that have a template of their own; any other type can be made too."""
-    _kit(provider)
-    return list_templates(provider)
+    if provider in _KITS:
+        return list_templates(provider)
+    if provider not in PROVIDERS and provider not in KINDS:
+        raise _unknown(provider)
+    return ()
 
 
-def make_sample(provider: str, type: str, *, now: datetime, livemode: bool = False) -> Sample:
-    """A new event with new ids, as the provider would send it at `now`."""
+def make_sample(
+    provider: str | Provider, type: str, *, now: datetime, livemode: bool = False
+) -> Sample:
+    """A new event with new ids, as the provider would send it at `now`: one by its name, or one
+    that a route describes."""
     check_type(provider, type)
-    return _kit(provider).make(type, now, livemode)
+    drafts = _drafts(provider)
+    if drafts is not None:
+        id, body = drafts.make(type, now)
+        return Sample(id=id, type=type, body=body)
+    return _kit(_name(provider)).make(type, now, livemode)
 
 
-def check_type(provider: str, type: str) -> None:
+def check_type(provider: str | Provider, type: str) -> None:
     """Refuses, with a ValueError, what cannot be a type of this provider."""
-    kit = _kit(provider)
-    if len(type) > _MAX_TYPE_CHARS or not kit.notation.fullmatch(type):
-        raise ValueError(f"type: found {type[:60]!r}; expected {kit.expected}")
+    drafts = _drafts(provider)
+    if drafts is not None:
+        fits, expected = drafts.fits(type) and is_text(type), drafts.expected
+    else:
+        kit = _kit(_name(provider))
+        fits, expected = kit.notation.fullmatch(type) is not None, kit.expected
+    if len(type) > _MAX_TYPE_CHARS or not fits:
+        raise ValueError(f"type: found {type[:60]!r}; expected {expected}")
+
+
+def _name(provider: str | Provider) -> str:
+    return provider if isinstance(provider, str) else provider.name
+
+
+def _drafts(provider: str | Provider) -> Drafts | None:
+    known = PROVIDERS.get(provider) if isinstance(provider, str) else provider
+    return None if known is None else known.drafts
 
 
 def find_template(provider: str, type: str) -> Any:
@@ -71,8 +100,12 @@ class _Kit:
 def _kit(provider: str) -> _Kit:
     kit = _KITS.get(provider)
     if kit is None:
-        raise ValueError(f"provider: found {provider!r}; expected one of {', '.join(_KITS)}")
+        raise _unknown(provider)
     return kit
+
+
+def _unknown(provider: str) -> ValueError:
+    return ValueError(f"provider: found {provider!r}; expected one of {', '.join(PROVIDERS)}")
 
 
 def _make_stripe(type: str, now: datetime, livemode: bool) -> Sample:
@@ -123,8 +156,10 @@ def _github_template(type: str) -> Any:
     return {**own, **load_template("github/parts/event")}
 
 
-def lay_out(provider: str, document: Any) -> bytes:
-    """JSON as the provider sends it: Stripe indents, GitHub has no spaces."""
+def lay_out(provider: str, document: Any, *, is_form: bool = False) -> bytes:
+    """A body as the provider sends it: Stripe indents its JSON, GitHub has no spaces in it."""
+    if is_form and isinstance(document, dict):
+        return urlencode(document).encode()
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 if provider == "stripe" else None)
 
 

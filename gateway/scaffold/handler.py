@@ -14,9 +14,16 @@ from typing import Any, Final
 import orjson
 
 from gateway.errors import CommandFailed, ConfigInvalid
+from gateway.model import read_payload
 from gateway.registry import load_registry
 from gateway.routes import Config, Route, load_config
-from gateway.samples import check_type, load_recorded, make_sample, sample_types
+from gateway.samples import (
+    check_type,
+    load_recorded,
+    make_sample,
+    receive_alone,
+    sample_types,
+)
 from gateway.scaffold.files import read_if_there, written
 from gateway.scaffold.known_types import check_known
 from gateway.scaffold.modules import add_function, names_of
@@ -103,7 +110,7 @@ def _route(config: Config, name: str) -> Route:
 def _payload(route: Route, order: Order) -> Any:
     provider = route.provider.name
     try:
-        check_type(provider, order.type)
+        check_type(route.provider, order.type)
     except ValueError as error:
         raise CommandFailed(str(error)) from error
     if route.types is not None and not any(fnmatchcase(order.type, glob) for glob in route.types):
@@ -112,7 +119,11 @@ def _payload(route: Route, order: Order) -> Any:
         )
     if order.event is None:
         check_known(provider, order.type, force=order.force)
-        return orjson.loads(make_sample(provider, order.type, now=datetime.now(UTC)).body)
+        now = datetime.now(UTC)
+        item = receive_alone(
+            route.provider, make_sample(route.provider, order.type, now=now), now=now
+        )
+        return read_payload(item.headers, item.body)
     if order.event.is_absolute() or ".." in order.event.parts:
         raise CommandFailed(
             f"--event: found {order.event}; expected a file of this project, such as "

@@ -9,11 +9,10 @@ from uuid import uuid4
 
 import orjson
 
-from gateway.model import Envelope, Event
+from gateway.model import Envelope, Event, read_payload
 from gateway.notation.problems import one_of
-from gateway.providers import Incoming
 from gateway.routes import Config, Route
-from gateway.samples import load_recorded, make_sample
+from gateway.samples import Sample, load_recorded, make_sample, receive_alone
 from gateway.samples.sample import lay_out
 from gateway.testing.overrides import override
 
@@ -108,8 +107,10 @@ def _sample(route: Route, type: str | None, now: datetime, livemode: bool) -> _D
         raise ValueError(f"make_event: {route.name} is a queue: give the job's payload=...")
     if type is None:
         raise ValueError("make_event: which type? Say make_event('stripe', 'invoice.paid')")
-    sample = make_sample(route.provider.name, type, now=now, livemode=livemode)
-    return _Draft(id=sample.id, type=sample.type, payload=orjson.loads(sample.body))
+    sample = make_sample(route.provider, type, now=now, livemode=livemode)
+    item = receive_alone(route.provider, sample, now=now)
+    payload = read_payload(item.headers, item.body)
+    return _Draft(id=sample.id, type=sample.type, payload=payload)
 
 
 def _own(route: Route, type: str | None, payload: Any) -> _Draft:
@@ -140,14 +141,15 @@ def _event(route: Route, draft: _Draft, event_id: str | None) -> Event:
     provider, now = route.provider, datetime.now(UTC)
     if event_id is not None and provider.name == "stripe":
         draft.payload["id"] = event_id
-    body = lay_out(provider.name, draft.payload)
+    is_form = provider.drafts is not None and provider.drafts.is_form
+    body = lay_out(provider.name, draft.payload, is_form=is_form)
     headers = {"content-type": "application/json"}
     envelope = Envelope(id=event_id or draft.id, type=draft.type)
     if not provider.is_queue:
-        headers, body, _ = provider.sign(
-            body, secret=b"of a test", id=envelope.id, type=envelope.type, now=now
-        )
-        envelope = provider.read(Incoming(headers, body))
+        sample = Sample(id=envelope.id, type=envelope.type, body=body)
+        signed = receive_alone(provider, sample, now=now)
+        headers, body = dict(signed.headers), signed.body
+        envelope = provider.read(signed)
     return Event(
         id=envelope.id,
         type=envelope.type,

@@ -16,8 +16,8 @@ from gateway.providers.provider import (
     Provider,
     Verify,
     make_secret,
-    read_text_key,
 )
+from gateway.providers.schemes.drafts import make_drafts
 from gateway.providers.schemes.handshake import make_greet, make_greet_by_get
 from gateway.providers.schemes.keys import (
     PRIVATE_PREFIX,
@@ -86,6 +86,7 @@ def make_provider(
         credentials=CREDENTIALS | _credentials(section),
         tells_livemode=section.livemode is not None,
         wants_token=any(one.token is not None for one in section.handshake),
+        drafts=make_drafts(section),
         facts=facts or Facts(title=name, scheme=describe_scheme(kind, section)),
         integrity=integrity(section),
     )
@@ -137,7 +138,9 @@ def is_guarded(section: SenderSection) -> bool:
     who has captured a request can give it another. Who sends no signature is not held up."""
     if section.replay_guard is not None:
         return section.replay_guard
-    if not isinstance(section, SignedSection) or not section.signed.has("body"):
+    if not isinstance(section, SignedSection):
+        return False
+    if not section.signed.has("body") and not section.signed.has("params"):
         return False
     return not all(covers_choice(section, choice) for choice in section.id)
 
@@ -176,6 +179,3 @@ def _credentials(section: SenderSection) -> frozenset[str]:
 def _acknowledgement(section: SenderSection) -> Acknowledgement:
     body = "" if section.ack.status == NO_CONTENT else section.ack.body
     return Acknowledgement(section.ack.status, None if body is None else body.encode())
-
-
-__all__ = ["integrity", "is_guarded", "make_provider", "read_text_key", "signs_url"]

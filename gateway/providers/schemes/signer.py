@@ -1,6 +1,7 @@
 """Signing as the sender would, for `gateway send` and for tests."""
 
 import base64
+import hashlib
 import hmac
 from collections.abc import Callable
 from datetime import datetime
@@ -9,10 +10,13 @@ from urllib.parse import urlencode, urlsplit
 
 import orjson
 
+from gateway.errors import BadPayload
 from gateway.providers.provider import Incoming, Key, Sign, Signed
+from gateway.providers.schemes.drafts import uses_form, wrap
 from gateway.providers.schemes.keys import PublicKey
 from gateway.providers.schemes.moments import format_moment
 from gateway.providers.schemes.places import Looked, Place, dig
+from gateway.providers.schemes.planting import choose, plant
 from gateway.providers.schemes.reader import make_split
 from gateway.providers.schemes.sections import (
     DIGEST,
@@ -61,32 +65,14 @@ class Draft:
         return Incoming(self.headers, self.body, "POST", self.url)
 
 
-def plant(document: Any, keys: tuple[str, ...], value: Any) -> None:
-    """Sets a value in a JSON document, making what leads to it."""
-    *path, last = keys
-    for key, after in zip(path, keys[1:], strict=True):
-        inner: Any = [{}] if after == "0" else {}
-        if isinstance(document, list):
-            document = document[0]
-            continue
-        document = document.setdefault(key, inner)
-        if not isinstance(document, dict | list):
-            return
-    if isinstance(document, list):
-        document[:1] = [value]
-    elif last.startswith("*"):
-        document.setdefault(value, {})
-    else:
-        document[last] = value
-
-
 def make_sign(section: SenderSection, read_key: ReadKey) -> Sign:
     """The signer of one scheme."""
 
     def sign(
         body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = ""
     ) -> Signed:
-        draft = Draft(body, url, is_form=_uses_form(section))
+        body = _in_batch(section, body)
+        draft = Draft(body, url, is_form=_is_form(section, body))
         _name(draft, section, id, type)
         if isinstance(section, SignedSection):
             _fill(draft, section, id)
@@ -103,17 +89,29 @@ def make_sign(section: SenderSection, read_key: ReadKey) -> Sign:
     return sign
 
 
-def _uses_form(section: SenderSection) -> bool:
-    if isinstance(section.batch, Place) and section.batch.source == "form":
-        return True
-    choices = [*section.id[:1], *section.type[:1]]
-    return any(place.source == "form" for choice in choices for place in choice.places)
+def _in_batch(section: SenderSection, body: bytes) -> bytes:
+    """A single item is sent as a batch of one."""
+    split = make_split(section)
+    if split is None:
+        return body
+    is_form = isinstance(section.batch, Place) and section.batch.source == "form"
+    try:
+        split(Incoming({"content-type": FORM if is_form else JSON}, body))
+    except BadPayload:
+        return wrap(orjson.loads(body), section.batch)
+    return body
+
+
+def _is_form(section: SenderSection, body: bytes) -> bool:
+    """A sender of forms may send JSON too: the body tells."""
+    return uses_form(section) and body[:1] not in (b"{", b"[")
 
 
 def _name(draft: Draft, section: SenderSection, id: str, type: str) -> None:
     """Id and type, where they are not inside the body."""
-    for choice, value in ((section.id[0], id), (section.type[0], type)):
-        if str(choice) == DIGEST:
+    for choices, value in ((section.id[:1], id), (section.type, type)):
+        choice = choose(choices, value)
+        if choice is None or str(choice) == DIGEST:
             continue
         for place, text in choice.match(value).items():
             if place.source != "json":
@@ -148,8 +146,6 @@ def _sign(draft: Draft, section: SignedSection, key: Key, now: datetime) -> None
 
 
 def _put_body_hash(draft: Draft, place: Place) -> None:
-    import hashlib
-
     if draft.headers["content-type"] == JSON:
         draft.put(place, hashlib.sha256(draft.body).hexdigest())
 
@@ -194,15 +190,7 @@ def _sign_each(draft: Draft, section: SignedSection, key: Key) -> None:
         signed.append(document)
     if isinstance(section.batch, Place) and section.batch.source == "json":
         whole = orjson.loads(draft.body)
-        plant_list(whole, section.batch.keys, signed)
+        plant(whole, section.batch.keys, signed)
         draft.body = orjson.dumps(whole)
     else:
         draft.body = orjson.dumps(signed)
-
-
-def plant_list(document: Any, keys: tuple[str, ...], items: list[Any]) -> None:
-    """Sets the list of a batch."""
-    *path, last = keys
-    for key in path:
-        document = document[key]
-    document[last] = items

@@ -68,13 +68,20 @@ class Template:
 
         return read
 
+    def gives(self, text: str) -> bool:
+        """Whether the template can give this text."""
+        return self._found(text) is not None
+
     def match(self, text: str) -> dict[Place, str]:
         """What each place must hold for the template to give this text."""
-        pattern = "".join(
-            re.escape(piece) if isinstance(piece, str) else "(.*?)" for piece in self.pieces
-        )
-        found = re.fullmatch(pattern, text, re.DOTALL)
+        found = self._found(text)
         return {} if found is None else dict(zip(self.places, found.groups(), strict=True))
+
+    def _found(self, text: str) -> re.Match[str] | None:
+        pattern = "".join(
+            re.escape(piece) if isinstance(piece, str) else "(.+?)" for piece in self.pieces
+        )
+        return re.fullmatch(pattern, text, re.DOTALL)
 
 
 def _required(part: Part) -> Reader:

@@ -61,7 +61,7 @@ def items_reader(section: ItemSection, *, most: int | None = None) -> Callable[[
 def _of_field(items: Sequence[str], field: str, names: str) -> list[str]:
     values = []
     for item in items:
-        name, equals, value = item.strip(" ").partition("=")
+        name, equals, value = item.partition("=")
         if not equals:
             raise BadSignature(f"{names}: an item is not name=value")
         if name == field:

@@ -57,7 +57,10 @@ def _at(section: ItemSection) -> str:
 
 
 def _places(places: list[Place]) -> str:
-    return " or ".join(f"{place.source} {place.name}" for place in places)
+    by_source: dict[str, list[str]] = {}
+    for place in places:
+        by_source.setdefault(place.source, []).append(place.name)
+    return " or ".join(f"{source} {' or '.join(names)}" for source, names in by_source.items())
 
 
 def _where(batch: Place | str) -> str:

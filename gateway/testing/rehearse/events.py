@@ -12,10 +12,16 @@ import orjson
 from gateway.errors import BadPayload
 from gateway.ledger.claims import Claim
 from gateway.model import Envelope, Event
-from gateway.providers import Incoming
 from gateway.registry import Subscription
 from gateway.routes import Route
-from gateway.samples import Recorded, Sample, make_sample, make_successor, sample_types
+from gateway.samples import (
+    Recorded,
+    Sample,
+    make_sample,
+    make_successor,
+    receive_alone,
+    sample_types,
+)
 from gateway.testing.rehearse.made_up import MadeUp
 
 T = TypeVar("T")
@@ -173,16 +179,12 @@ def make_occasion(
     route: Route, sample: Sample, headers: Mapping[str, str], now: datetime, label: str
 ) -> Occasion:
     """The event as it would come in on the route."""
-    sent = route.provider.sign(
-        sample.body, secret=b"rehearsal", id=sample.id, type=sample.type, now=now
-    )
-    signed = {name.lower(): value for name, value in sent.headers.items()} | dict(headers)
+    sent = receive_alone(route.provider, sample, now=now, headers=headers)
+    hidden = route.provider.credentials
     return Occasion(
         route=route,
-        envelope=route.provider.read(Incoming(signed, sent.body)),
-        headers={
-            name: value for name, value in signed.items() if name not in route.provider.credentials
-        },
+        envelope=route.provider.read(sent),
+        headers={name: value for name, value in sent.headers.items() if name not in hidden},
         body=sent.body,
         label=label,
     )

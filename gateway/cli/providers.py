@@ -1,0 +1,145 @@
+"""`providers`: who may send, and how each is verified."""
+
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.cli.output import console, print_json, print_rows
+from gateway.errors import CommandFailed
+from gateway.notation.problems import one_of
+from gateway.notation.quantities import format_duration, format_size
+from gateway.providers import PROVIDERS, Provider
+from gateway.providers.provider import Facts, Integrity
+
+INTEGRITY: Final = {
+    Integrity.WHOLE: "the whole body is signed",
+    Integrity.PART: "only a part of the request is signed: see the notes",
+    Integrity.NONE: "nothing is signed: whoever has the secret can send anything",
+}
+DESCRIBED: Final = (
+    "Any other sender: provider: hmac, ed25519, ecdsa, bearer or basic, with a `scheme`"
+    " (docs/providers.md)."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(providers)
+
+
+def providers(
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON array instead of a table.")
+    ] = False,
+) -> None:
+    """List the providers and how their requests are verified; with a name, show that one in full.
+
+    Examples: [bold]gateway providers[/bold], [bold]gateway providers slack[/bold]
+    """
+    found = {one: facts for one in sorted(PROVIDERS) if (facts := PROVIDERS[one].facts) is not None}
+    if name is not None and name not in found:
+        raise CommandFailed(f"provider: found {name!r}; expected {one_of(found, like=name)}")
+    names = sorted(found) if name is None else [name]
+    if as_json:
+        print_json([_row(PROVIDERS[one], found[one]) for one in names])
+    elif name is not None:
+        _show(console(), PROVIDERS[name], found[name])
+    else:
+        rows = [_row(PROVIDERS[one], found[one]) for one in names]
+        print_rows(["provider", "verified", "integrity", "id"], rows, empty="no providers")
+        console().print(DESCRIBED, markup=False)
+
+
+def _row(provider: Provider, facts: Facts) -> dict[str, Any]:
+    wanted = provider.acknowledgement
+    return {
+        "provider": provider.name,
+        "title": facts.title,
+        "verified": facts.scheme,
+        "integrity": provider.integrity.value,
+        "unsigned": list(facts.unsigned),
+        "id": facts.id,
+        "type": facts.type,
+        "tolerance": None if provider.tolerance is None else format_duration(provider.tolerance),
+        "replay_guard": provider.honest_repeats is not None,
+        "signs_url": provider.signs_url,
+        "batch": facts.batch,
+        "handshake": list(facts.handshake),
+        "ack": wanted.status,
+        "ack_body": None if wanted.body is None else wanted.body.decode(),
+        "refusal": provider.refusal_status,
+        "retries": provider.retries,
+        "redelivery": format_duration(provider.redelivery),
+        "max_body": format_size(provider.max_body),
+        "vector": facts.vector,
+        "docs": list(facts.docs),
+        "notes": list(facts.notes),
+    }
+
+
+def _show(out: Console, provider: Provider, facts: Facts) -> None:
+    out.print(f"{facts.title} (provider: {provider.name})", markup=False, style="bold")
+    table = Table(box=None, show_header=False, pad_edge=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in _lines(provider, facts):
+        table.add_row(label, Text(text))
+    out.print(table)
+    out.print("\nin routes.yaml:\n", style="dim")
+    out.print(_snippet(provider), markup=False, soft_wrap=True)
+
+
+def _lines(provider: Provider, facts: Facts) -> list[tuple[str, str]]:
+    lines = [
+        ("verified", facts.scheme),
+        ("integrity", f"{provider.integrity}: {INTEGRITY[provider.integrity]}"),
+        ("id", facts.id + (" (not signed)" if "id" in facts.unsigned else "")),
+        ("type", facts.type + (" (not signed)" if "type" in facts.unsigned else "")),
+    ]
+    if provider.honest_repeats is not None:
+        lines.append(("replays", "the same bytes under another id are refused, or flagged"))
+    if provider.signs_url:
+        lines.append(("URL", "is signed: set GATEWAY_PUBLIC_URL to the one that the sender calls"))
+    if facts.batch is not None:
+        lines.append(("batch", facts.batch))
+    lines += [("handshake", one) for one in facts.handshake]
+    lines += [
+        ("answers", _answers(provider)),
+        ("retries", _retries(provider)),
+        ("max body", format_size(provider.max_body)),
+        ("vector", facts.vector),
+        *(("docs", page) for page in facts.docs),
+        *(("note", note) for note in facts.notes),
+    ]
+    return lines
+
+
+def _answers(provider: Provider) -> str:
+    wanted = provider.acknowledgement
+    body = "our JSON" if wanted.body is None else repr(wanted.body.decode()) or "no body"
+    if wanted.body == b"":
+        body = "no body"
+    return f"{wanted.status} with {body}; {provider.refusal_status} to a wrong signature"
+
+
+def _retries(provider: Provider) -> str:
+    by_itself = "comes back by itself" if provider.retries else "never comes back by itself"
+    return f"{by_itself}; can deliver again for {format_duration(provider.redelivery)}"
+
+
+def _snippet(provider: Provider) -> str:
+    variable = provider.name.upper().replace("-", "_")
+    lines = [
+        "routes:",
+        f"  {provider.name}:",
+        f"    provider: {provider.name}",
+        f"    secrets: [env:{variable}_WEBHOOK_SECRET]",
+    ]
+    if provider.wants_token:
+        lines.append(f"    verify_token: env:{variable}_VERIFY_TOKEN")
+    lines.append(f"    handlers: [handlers.{provider.name.replace('-', '_')}]")
+    return "\n".join(lines)

@@ -1,0 +1,148 @@
+"""A small plausible body of a described sender: what it must hold, where it must be."""
+
+import secrets
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import orjson
+
+from gateway.model import FORM
+from gateway.providers.provider import Drafts, Incoming
+from gateway.providers.schemes.moments import format_moment
+from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.planting import choose, plant
+from gateway.providers.schemes.reader import make_read, make_split
+from gateway.providers.schemes.sections import (
+    DIGEST,
+    SenderSection,
+    SignedSection,
+)
+from gateway.providers.schemes.template import Template
+
+EXAMPLE: Final = "test"
+NOTE: Final = "sample"
+"""A field that tells two bodies apart which would else be the same."""
+
+
+def make_drafts(section: SenderSection) -> Drafts:
+    """How samples of a scheme are made."""
+    said = " or ".join(choice.said for choice in section.type)
+
+    def fits(type: str) -> bool:
+        return choose(section.type, type) is not None
+
+    def make(type: str, now: datetime) -> tuple[str, bytes]:
+        fields = _Fields(section, type, now)
+        body = fields.body()
+        return fields.id or _read_id(section, body), body
+
+    return Drafts(
+        example=_example(section.type),
+        expected=f"text as {said} gives it",
+        fits=fits,
+        is_form=uses_form(section),
+        make=make,
+    )
+
+
+def uses_form(section: SenderSection) -> bool:
+    """Whether its samples are forms."""
+    if isinstance(section.batch, Place):
+        return section.batch.source == "form"
+    if isinstance(section, SignedSection) and section.signed.has("params"):
+        return True
+    choices = [*section.id[:1], *section.type[:1]]
+    return any(place.source == "form" for choice in choices for place in choice.places)
+
+
+def _example(choices: Sequence[Template]) -> str:
+    first = choices[0]
+    parts = [piece if isinstance(piece, str) else EXAMPLE for piece in first.pieces]
+    return "".join(parts)
+
+
+class _Fields:
+    """What one sample holds, by its place."""
+
+    def __init__(self, section: SenderSection, type: str, now: datetime) -> None:
+        self._section = section
+        self._values: dict[Place, Any] = {}
+        choice = choose(section.type, type)
+        self._values |= {} if choice is None else choice.match(type)
+        self.id = self._draw_id(section.id[0])
+        if isinstance(section, SignedSection):
+            self._add_signed(section, now)
+        if section.occurred_at is not None:
+            moment = format_moment(now, section.occurred_at.unit)
+            self._values.setdefault(section.occurred_at.at, _number(moment))
+        if section.livemode is not None:
+            self._values.setdefault(section.livemode, False)
+
+    def _draw_id(self, choice: Template) -> str | None:
+        """A new one, of which the type may be a part; None where the bytes will tell."""
+        if str(choice) == DIGEST:
+            self._values[Place("form" if uses_form(self._section) else "json", NOTE)] = str(
+                uuid.uuid4()
+            )
+            return None
+        places = choice.places
+        for place in places:
+            new = f"evt_{secrets.token_hex(12)}" if len(places) == 1 else secrets.randbelow(10**9)
+            self._values.setdefault(place, new)
+        filled = {str(place): str(self._values[place]) for place in places}
+        return "".join(
+            piece if isinstance(piece, str) else filled.get(piece.word, "")
+            for piece in choice.pieces
+        )
+
+    def _add_signed(self, section: SignedSection, now: datetime) -> None:
+        if section.timestamp is not None:
+            moment = format_moment(now, section.timestamp.unit)
+            self._values.setdefault(section.timestamp.at[0], _number(moment))
+        for part in section.signed.parts:
+            if part.place is not None and not part.is_optional:
+                self._values.setdefault(part.place, secrets.token_hex(8))
+
+    def body(self) -> bytes:
+        document: dict[str, Any] = {}
+        for place, value in self._values.items():
+            if place.source == "json":
+                plant(document, place.keys, value)
+        fields = {p.name: v for p, v in self._values.items() if p.source == "form"}
+        if self._section.batch is not None:
+            return wrap(document, self._section.batch)
+        if uses_form(self._section):
+            return urlencode(fields or {NOTE: uuid.uuid4()}).encode()
+        return orjson.dumps(document)
+
+
+def wrap(item: Any, batch: Place | str | None) -> bytes:
+    """A body with one item in it."""
+    if isinstance(batch, Place) and batch.source == "form":
+        return urlencode({batch.name: orjson.dumps([item])}).encode()
+    return orjson.dumps(_batched(item, batch))
+
+
+def _batched(document: Any, batch: Place | str | None) -> Any:
+    if batch is None:
+        return document
+    if isinstance(batch, str):
+        return [document]
+    whole: dict[str, Any] = {}
+    plant(whole, batch.keys, [document])
+    return whole
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _read_id(section: SenderSection, body: bytes) -> str:
+    """Of an event that is known by its bytes."""
+    split = make_split(section)
+    incoming = Incoming({"content-type": FORM} if uses_form(section) else {}, body)
+    item = incoming if split is None else split(incoming)[0]
+    return make_read(section.model_copy(update={"type": [Template((EXAMPLE,))]}))(item).id

@@ -1,0 +1,418 @@
+"""Schemes described in YAML: what may be said, and that nothing odd gets through."""
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import BadPayload, BadSignature, ConfigInvalid, RequestRejected
+from gateway.model import ReplayPolicy
+from gateway.providers import PROVIDERS, Incoming, Provider
+from gateway.providers.provider import Integrity
+from gateway.providers.schemes.batch import MOST_ITEMS, split_items
+from gateway.routes import load_config
+from gateway.routes.scheme import find_provider
+from gateway.samples import make_sample, receive_alone
+
+NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+E_ACUTE = b'"\xc3\xa9"'
+SIGNED = "signature: {at: header.x-sig}"
+SCHEMES: dict[str, dict[str, Any]] = {
+    "body": {"provider": "hmac", "scheme": {"signature": {"at": "header.x-sig"}, "type": "json.t"}},
+    "pairs": {
+        "provider": "hmac",
+        "scheme": {
+            "signature": {"at": "header.x-sig", "separator": ",", "field": "v1"},
+            "timestamp": {"at": "header.x-sig", "separator": ",", "field": "t"},
+            "signed": "{timestamp}.{body}",
+            "algorithm": "sha512",
+            "key": "hex",
+            "type": ["{json.t}.{json.action}", "json.t"],
+        },
+    },
+    "inside": {
+        "provider": "hmac",
+        "scheme": {
+            "signature": {"at": "json.proof.mac", "encoding": "base64"},
+            "signed": "{timestamp}/{json.proof.token}",
+            "timestamp": {"at": "json.proof.time", "unit": "iso"},
+            "id": "json.id",
+            "type": "json.t",
+        },
+    },
+    "url": {
+        "provider": "hmac",
+        "scheme": {
+            "signature": {"at": "query.sig", "encoding": "base64url"},
+            "signed": "{method} {path} {header.x-nonce} {body}",
+            "algorithm": "sha1",
+            "id": "header.x-nonce",
+            "type": "push",
+        },
+    },
+    "form": {
+        "provider": "hmac",
+        "scheme": {
+            "signature": {"at": "header.x-sig", "encoding": "base64"},
+            "signed": "{url}{params}",
+            "id": "form.Sid",
+            "type": "form.Status",
+        },
+    },
+    "each": {
+        "provider": "hmac",
+        "scheme": {
+            "signature": {"at": "json.mac"},
+            "signed": "{json.id}:{json.t}:{json.note?}",
+            "batch": "json.list.of",
+            "each": True,
+            "id": "json.id",
+            "type": "json.t",
+        },
+    },
+    "ed25519": {
+        "provider": "ed25519",
+        "scheme": {
+            "signature": {"at": "header.x-sig"},
+            "timestamp": {"at": "json.sent", "unit": "ms"},
+            "type": "json.t",
+        },
+    },
+    "ecdsa": {
+        "provider": "ecdsa",
+        "scheme": {
+            "signature": {"at": "header.x-sig", "encoding": "base64"},
+            "batch": "json",
+            "id": "{json.a}.{json.b}",
+            "type": "json.t",
+        },
+    },
+    "bearer": {
+        "provider": "bearer",
+        "scheme": {
+            "token": {"at": "header.authorization", "prefix": "Bearer "},
+            "id": "json.update_id",
+            "type": "json.*update_id",
+        },
+    },
+    "basic": {"provider": "basic", "scheme": {"id": "json.id", "type": "json.t"}},
+}
+
+
+def provider_of(name: str) -> Provider:
+    provider = find_provider(SCHEMES[name])
+    assert provider is not None
+    return provider
+
+
+PROVIDERS_HERE = {name: provider_of(name) for name in SCHEMES}
+SECRETS = {name: provider.make_secret() for name, provider in PROVIDERS_HERE.items()}
+
+
+def request_of(name: str) -> Incoming:
+    provider = PROVIDERS_HERE[name]
+    type = provider.drafts.example if provider.drafts else ""
+    sample = make_sample(provider, type, now=NOW)
+    signed = provider.sign(
+        sample.body,
+        secret=SECRETS[name].encode(),
+        id=sample.id,
+        type=type,
+        now=NOW,
+        url="https://hooks.example.com/in",
+    )
+    return Incoming(signed.headers, signed.body, "POST", signed.url)
+
+
+REQUESTS = {name: request_of(name) for name in SCHEMES}
+
+
+def accept(name: str, incoming: Incoming, *, now: datetime = NOW) -> None:
+    """All that a server does with a request before it claims."""
+    provider = PROVIDERS_HERE[name]
+    key = provider.read_key(SECRETS[name].encode())
+    provider.verify(incoming, keys=[key], now=now, tolerance=provider.tolerance)
+    for item in [incoming] if provider.split is None else provider.split(incoming):
+        provider.read(item)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_is_signed_as_the_scheme_says_is_accepted(name: str) -> None:
+    accept(name, REQUESTS[name])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_another_secret_no_secret_and_no_headers_are_refused(name: str) -> None:
+    provider, incoming = PROVIDERS_HERE[name], REQUESTS[name]
+    other = provider.read_key(provider.make_secret().encode())
+    for keys in ([other], [], [b""], [b"  "]):
+        with pytest.raises(BadSignature):
+            provider.verify(incoming, keys=keys, now=NOW, tolerance=provider.tolerance)
+    if name not in ("inside", "each"):
+        bare = incoming._replace(headers={}, url="https://hooks.example.com/in")
+        with pytest.raises(BadSignature):
+            accept(name, bare)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, p in PROVIDERS_HERE.items() if p.tolerance is not None]
+)
+def test_time_is_checked_in_both_directions(name: str) -> None:
+    tolerance = PROVIDERS_HERE[name].tolerance
+    assert tolerance is not None
+    for side in (tolerance, -tolerance):
+        accept(name, REQUESTS[name], now=NOW + side)
+        with pytest.raises(RequestRejected):
+            accept(name, REQUESTS[name], now=NOW + side * 1.1)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_signature_written_otherwise_is_refused(name: str) -> None:
+    if PROVIDERS_HERE[name].integrity is Integrity.NONE:
+        return
+    incoming = REQUESTS[name]
+    place = SCHEMES[name]["scheme"]["signature"]["at"]
+    if place.startswith("header."):
+        value = incoming.headers[place[7:]]
+        for changed in (value.upper(), value + " ", " " + value, value + "=", value + "\n", ""):
+            if changed != value:
+                with pytest.raises(BadSignature):
+                    accept(
+                        name, incoming._replace(headers={**incoming.headers, place[7:]: changed})
+                    )
+
+
+def test_spare_bits_of_base64_are_refused() -> None:
+    incoming = REQUESTS["form"]
+    value = incoming.headers["x-sig"]
+    assert value.endswith("=")
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    other = alphabet[alphabet.index(value[-2]) ^ 1]
+    changed = value[:-2] + other + "="
+    assert base64.b64decode(changed) == base64.b64decode(value)
+    with pytest.raises(BadSignature):
+        accept("form", incoming._replace(headers={**incoming.headers, "x-sig": changed}))
+
+
+def test_too_many_signatures_are_refused_and_several_are_tried() -> None:
+    incoming = REQUESTS["pairs"]
+    value = incoming.headers["x-sig"]
+    for count, fits in ((15, True), (16, False)):
+        more = {**incoming.headers, "x-sig": value + ",v1=00" * count}
+        if fits:
+            accept("pairs", incoming._replace(headers=more))
+        else:
+            with pytest.raises(BadSignature):
+                accept("pairs", incoming._replace(headers=more))
+    twice = {**incoming.headers, "x-sig": f"t=1,{value}"}
+    with pytest.raises(BadSignature):
+        accept("pairs", incoming._replace(headers=twice))
+
+
+def test_what_is_read_before_it_is_verified_is_bounded_and_says_each_key_once() -> None:
+    incoming = REQUESTS["inside"]
+    body = json.loads(incoming.body)
+    twice = incoming.body[:-1] + b',"t":"other"}'
+    deep = b'{"proof":' + b"[" * 100_000
+    huge = json.dumps({**body, "more": "x" * 1_100_000}).encode()
+    for changed in (twice, deep, huge, b"\xff", b"[1]", b'{"proof":1}', b""):
+        with pytest.raises(BadSignature):
+            accept("inside", incoming._replace(body=changed))
+
+
+TEXT = st.text(st.characters(codec="latin-1"), max_size=60) | st.sampled_from(
+    ["v1=é", "t=,v1=", "t=1_0,v1=00", "٣", "\0", "=" * 5000, "v1", ",,,", "Bearer ", "Basic \xff"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["id", "t", "proof", "mac", "token", "time", "list", "of", "a"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+BODY = (
+    st.binary(max_size=80)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | JSON.map(lambda value: b"payload=" + json.dumps(value).encode())
+)
+NAMES_SENT = ("x-sig", "authorization", "x-nonce", "content-type")
+HEADERS = st.dictionaries(st.sampled_from(NAMES_SENT), TEXT)
+FORMS = st.sampled_from([{}, {"content-type": "application/x-www-form-urlencoded"}])
+
+
+@settings(max_examples=60, deadline=None)
+@given(headers=HEADERS, form=FORMS, body=BODY, url=TEXT)
+def test_nothing_hostile_is_anything_but_a_refusal(
+    headers: dict[str, str], form: dict[str, str], body: bytes, url: str
+) -> None:
+    incoming = Incoming({**headers, **form}, body, "POST", f"https://x/{url}")
+    for name in SCHEMES:
+        with pytest.raises(BadSignature):
+            accept(name, incoming)
+
+
+@settings(max_examples=60, deadline=None)
+@given(form=FORMS, body=BODY)
+def test_nothing_that_is_verified_but_odd_is_anything_but_a_bad_payload(
+    form: dict[str, str], body: bytes
+) -> None:
+    """A sender gone mad: its secret is right, and its body is anything."""
+    for provider in PROVIDERS_HERE.values():
+        incoming = Incoming({"x-nonce": "1", **form}, body)
+        try:
+            items = [incoming] if provider.split is None else provider.split(incoming)
+            for item in items:
+                provider.read(item)
+            if provider.greet is not None:
+                provider.greet(incoming, key=b"")
+        except BadPayload:
+            continue
+
+
+@pytest.mark.parametrize("name", sorted(set(PROVIDERS) - {"stripe", "github", "publish"}))
+def test_a_sample_of_every_entry_is_verified_and_read_back(name: str) -> None:
+    provider = PROVIDERS[name]
+    assert provider.drafts is not None
+    type = provider.drafts.example
+    sample = make_sample(provider, type, now=NOW)
+    envelope = provider.read(receive_alone(provider, sample, now=NOW))
+    assert (envelope.id, envelope.type) == (sample.id, type)
+    secret = provider.make_secret().encode()
+    signed = provider.sign(
+        sample.body, secret=secret, id=sample.id, type=type, now=NOW, url="https://x.example/w"
+    )
+    incoming = Incoming(signed.headers, signed.body, "POST", signed.url)
+    keys = [provider.read_key(secret)]
+    assert provider.verify(incoming, keys=keys, now=NOW, tolerance=provider.tolerance).key == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "items"),
+    [
+        (b'[{"a":1.10},\n {"b":[1,2]} , 3]', (), [b'{"a":1.10}', b'{"b":[1,2]}', b"3"]),
+        (b"[]", (), []),
+        (
+            b' { "x" : {"of": 1}, "list" : { "of" : [ "\xc3\xa9" ] } }',
+            ("list", "of"),
+            [b'"\xc3\xa9"'],
+        ),
+        (b"[100000000000000000000000.000001]", (), [b"100000000000000000000000.000001"]),
+    ],
+)
+def test_items_keep_their_bytes(body: bytes, path: tuple[str, ...], items: list[bytes]) -> None:
+    assert split_items(body, path, BadPayload) == items
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[1",
+        b"[1,",
+        b"[1 2]",
+        b"[,]",
+        b'{"list":[1]',
+        b"\xff",
+        b"null",
+        b"[" * 100_000,
+        b"[" + b"1," * MOST_ITEMS + b"1]",
+    ],
+)
+def test_what_is_no_list_is_a_bad_payload(body: bytes) -> None:
+    with pytest.raises(BadPayload):
+        split_items(body, (), BadPayload)
+    with pytest.raises(BadPayload):
+        split_items(b'{"other":1,"list":' + body + b"}", ("list",), BadPayload)
+
+
+def said(tmp_path: Path, *lines: str, provider: str = "hmac") -> list[str]:
+    """What is wrong with a scheme of these lines."""
+    text = f"routes:\n  one:\n    provider: {provider}\n    secrets: [env:A]\n    scheme:\n"
+    file = tmp_path / "routes.yaml"
+    file.write_text(text + "".join(f"      {line}\n" for line in lines))
+    try:
+        load_config(file)
+    except ConfigInvalid as error:
+        return [f"{p.line} {p.key}: {p.found}; {p.expected}" for p in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["signature: {at: x-sig}"], "6 routes.one.scheme.signature.at[0]: 'x-sig'; a place such"),
+        ([SIGNED, "signed: '{bod}'"], "7 routes.one.scheme.signed: {bod}; text with {body}"),
+        ([SIGNED, "signed: '{body'"], "7 routes.one.scheme.signed: '{body'; { and } in pairs"),
+        ([SIGNED, "signed: '{timestamp}{body}'"], "`timestamp`: where it is"),
+        ([SIGNED, "signed: '{id}{body}'"], "{id} in `signed`; `id`: where it is, and no digest"),
+        ([SIGNED, "timestamp: {at: header.x-time}"], "freshness of an unsigned time"),
+        ([SIGNED, "timestamp: {at: query.time}"], "freshness of an unsigned time"),
+        ([SIGNED, "tolerance: 5m"], "a tolerance without `timestamp`"),
+        ([SIGNED, "each: true"], "`each` without `batch`"),
+        ([SIGNED, "batch: json", "id: header.x-id"], "a batch whose items share one id"),
+        ([SIGNED, "algorithm: md5"], "7 routes.one.scheme.algorithm: 'md5'; 'sha1', 'sha256'"),
+        ([SIGNED, "handshake: [{status: 204}]"], "a handshake by POST without `when`"),
+        (
+            [SIGNED, "handshake: [{method: GET, text: '{hmac.query.crc}'}]"],
+            "strangers could have anything signed",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(lines: list[str], expected: str, tmp_path: Path) -> None:
+    problems = said(tmp_path, *lines, "type: json.type")
+    assert any(expected in problem for problem in problems), problems
+
+
+def test_a_scheme_is_for_senders_without_a_name(tmp_path: Path) -> None:
+    assert said(tmp_path, SIGNED, "type: json.type") == []
+    [problem] = said(tmp_path, "type: json.type", provider="slack")
+    assert "no scheme: slack has its own" in problem
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes:\n  one: {provider: ecdsa, secrets: [env:A]}\n")
+    with pytest.raises(ConfigInvalid, match=r"how the sender proves itself: ecdsa needs it"):
+        load_config(file)
+
+
+def made(**scheme: Any) -> Provider:
+    section = {"signature": {"at": "header.x-sig"}, "type": "json.t", **scheme}
+    provider = find_provider({"provider": "hmac", "scheme": section})
+    assert provider is not None
+    return provider
+
+
+def test_the_replay_guard_is_on_where_the_id_is_not_signed() -> None:
+    refuse = ReplayPolicy.REFUSE
+    assert made(id="header.x-id").replay_policy("a", refuse) is refuse
+    assert made(id="header.x-id", honest_repeats=["a"]).replay_policy("a", refuse) == "flag"
+    assert made(id="header.x-id", replay_guard=False).replay_policy("a", refuse) is None
+    assert made(id="json.id").replay_policy("a", refuse) is None
+    assert made(id="digest").replay_policy("a", refuse) is None
+    assert made(id="header.x-id", signed="{id}.{body}").replay_policy("a", refuse) is None
+
+
+def test_the_header_of_a_token_is_a_credential() -> None:
+    assert "authorization" in PROVIDERS_HERE["bearer"].credentials
+    own = {"provider": "bearer", "scheme": {"token": {"at": "header.X-Own"}, "type": "a"}}
+    provider = find_provider(own)
+    assert provider is not None
+    assert "x-own" in provider.credentials
+
+
+def test_a_key_does_not_show_itself() -> None:
+    for name in ("ed25519", "ecdsa"):
+        key = PROVIDERS_HERE[name].read_key(SECRETS[name].encode())
+        assert repr(key) == "PublicKey()"
+
+
+def test_a_time_far_ahead_is_refused() -> None:
+    with pytest.raises(RequestRejected):
+        accept("pairs", REQUESTS["pairs"], now=NOW - timedelta(days=3650))
