@@ -606,6 +606,28 @@ SAFEGUARDS: Final = (
         "grant select, delete on gateway.pauses to gateway_worker;",
         "tests/integration/test_roles.py::test_a_role_may_do_nothing_that_its_process_does_not",
     ),
+    Safeguard(
+        "every item of a batch that signs each is verified, not the first alone",
+        "gateway/providers/schemes/verifier.py",
+        "    found = [check(Looked(item, is_verified=False), keys) for item in items]\n",
+        "    found = [check(Looked(item, is_verified=False), keys) for item in items[:1]]\n",
+        "tests/unit/test_catalogue.py::test_every_change_to_a_part_that_is_signed_is_refused",
+    ),
+    Safeguard(
+        "a body whose hash is signed is no form, whatever its header says",
+        "gateway/providers/schemes/verifier.py",
+        "        if hashed is None and is_form(looked.headers):\n",
+        "        if is_form(looked.headers):\n",
+        "tests/unit/test_catalogue.py::"
+        "test_a_body_whose_hash_is_signed_cannot_be_passed_off_as_an_empty_form",
+    ),
+    Safeguard(
+        "a signature is compared as it is written, spare bits included",
+        "gateway/providers/schemes/verifier.py",
+        "            and encode(signature, encoding) == written\n",
+        "",
+        "tests/unit/test_catalogue.py::test_every_change_to_a_signature_is_refused",
+    ),
 )
 
 

@@ -136,6 +136,13 @@ def others(original: bytes) -> Iterator[bytes]:
         yield original[:index] + bytes([byte ^ 1]) + original[index + 1 :]
 
 
+def neighbours(original: bytes) -> Iterator[bytes]:
+    """The same, and the next one up: in base64, that can be a spare bit and nothing else."""
+    yield from others(original)
+    for index, byte in enumerate(original):
+        yield original[:index] + bytes([(byte + 1) % 128]) + original[index + 1 :]
+
+
 def changes(original: bytes) -> Iterator[bytes]:
     """The same, and with each in turn left out or doubled; never what it was."""
     yield from others(original)
@@ -254,7 +261,7 @@ def signed_places(scheme: SignedSection) -> list[Place]:
 def with_another(place: Place, incoming: Incoming, scheme: SignedSection) -> Iterator[Incoming]:
     """The request with each character in a place made another in turn, and without it."""
     if place.source == "header" and place.name in incoming.headers:
-        for value in others(incoming.headers[place.name].encode("latin-1")):
+        for value in neighbours(incoming.headers[place.name].encode("latin-1")):
             headers = {**incoming.headers, place.name: value.decode("latin-1")}
             yield incoming._replace(headers=headers)
         kept = {name: value for name, value in incoming.headers.items() if name != place.name}
@@ -262,7 +269,7 @@ def with_another(place: Place, incoming: Incoming, scheme: SignedSection) -> Ite
     elif place.source == "query" and f"{place.name}=" in incoming.url:
         before, name, after = incoming.url.partition(f"{place.name}=")
         sent, mark, rest = after.partition("&")
-        for other in (*others(sent.encode()), b""):
+        for other in (*neighbours(sent.encode()), b""):
             yield incoming._replace(url=before + name + quote(other) + mark + rest)
     elif place.source == "json":
         yield from _with_another_in_json(place, incoming, scheme)
@@ -279,7 +286,7 @@ def _with_another_in_json(
         value = dig(item, place.keys)
         if value is None:
             continue
-        for other in others(str(value).encode()):
+        for other in neighbours(str(value).encode()):
             text = other.decode("latin-1")
             plant(
                 item, place.keys, int(text) if isinstance(value, int) and text.isdigit() else text
@@ -376,6 +383,15 @@ def test_what_the_private_key_signs_the_vendors_public_key_verifies(vector: Vect
         vector.incoming.body, secret=vector.private_key, id="evt_1", type="ping", now=vector.at
     )
     assert vector.verify(Incoming(signed.headers, signed.body, "POST", signed.url)) == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"&&", b"=", b"&=&"])
+def test_a_body_whose_hash_is_signed_cannot_be_passed_off_as_an_empty_form(body: bytes) -> None:
+    vector = load(VECTORS / "twilio" / "json.json")
+    headers = {**vector.incoming.headers, "content-type": "application/x-www-form-urlencoded"}
+    vector.verify(vector.incoming)
+    with pytest.raises(BadSignature):
+        vector.verify(vector.incoming._replace(headers=headers, body=body))
 
 
 @pytest.mark.parametrize("name", NAMES)

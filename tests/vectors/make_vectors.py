@@ -553,6 +553,78 @@ def xero() -> None:
         )
 
 
+def timed() -> None:
+    secret = "a-secret-of-the-receiver"
+    body = compact({"event": "invitee.created", "created_at": ISO, "payload": {"name": "Ada"}})
+    signature = digest(secret, f"{SECONDS}.{body}").hex()
+    write(
+        "calendly",
+        "event",
+        made_by=NO_CODE.format("Calendly"),
+        secret=secret,
+        headers=JSON | {"calendly-webhook-signature": f"t={SECONDS},v1={signature}"},
+        body=body,
+        events=one(None, "invitee.created"),
+    )
+    body = compact(
+        {
+            "client_key": "bwo2m45353a6k85",
+            "event": "video.publish.completed",
+            "create_time": SECONDS,
+        }
+    )
+    signature = digest(secret, f"{SECONDS}.{body}").hex()
+    write(
+        "tiktok",
+        "event",
+        made_by=NO_CODE.format("TikTok"),
+        secret=secret,
+        headers=JSON | {"tiktok-signature": f"t={SECONDS},s={signature}"},
+        body=body,
+        events=one(None, "video.publish.completed"),
+    )
+
+
+def twitch() -> None:
+    secret, id, at = (
+        "5f1a6e7cd2e7137ccf9e15b2f43fe63949eb84b1",
+        "e76c6bd4-55c9-4987",
+        "12:00:00.123456789Z",
+    )
+    subscription = {"id": "f1c2a387", "type": "channel.follow", "version": "2"}
+
+    def case(name: str, kind: str, document: object, **more: Any) -> None:
+        body = compact(document)
+        signed = digest(secret, f"{id}2026-11-01T{at}{body}").hex()
+        headers = {
+            "twitch-eventsub-message-id": id,
+            "twitch-eventsub-message-timestamp": f"2026-11-01T{at}",
+            "twitch-eventsub-message-type": kind,
+            "twitch-eventsub-message-signature": f"sha256={signed}",
+        }
+        made_by = NO_CODE.format("Twitch (but for a program in Go)")
+        write(
+            "twitch",
+            name,
+            made_by=made_by,
+            secret=secret,
+            headers=JSON | headers,
+            body=body,
+            **more,
+        )
+
+    event = {"subscription": subscription | {"status": "enabled"}, "event": {"user_id": "1337"}}
+    case("event", "notification", event, events=one(id, "channel.follow"))
+    pending = subscription | {"status": "webhook_callback_verification_pending"}
+    case(
+        "challenge",
+        "webhook_callback_verification",
+        {"challenge": "pogchamp-kappa-360noscope-vohiyo", "subscription": pending},
+        events=[],
+        answer={"status": 200, "body": "pogchamp-kappa-360noscope-vohiyo"},
+    )
+
+
 def tokens() -> None:
     secret = "a-secret-of-the-receiver"
     body = compact(
@@ -617,6 +689,8 @@ def main() -> None:
         pagerduty_published,
         pagerduty,
         xero,
+        timed,
+        twitch,
         tokens,
         meta_handshake,
     ):

@@ -328,7 +328,7 @@ def _check_signed(section: SignedSection) -> None:
 def covers(section: SignedSection, place: Place) -> bool:
     """Whether a change of what is there changes what is signed."""
     signed = section.signed
-    if place in signed.places:
+    if place in signed.places or _is_signature(section, place):
         return True
     if section.timestamp is not None and signed.has("timestamp") and place in section.timestamp.at:
         return True
@@ -342,6 +342,12 @@ def covers(section: SignedSection, place: Place) -> bool:
         case "query":
             return signed.has("url")
     return False
+
+
+def _is_signature(section: SignedSection, place: Place) -> bool:
+    """Whether it is an HMAC, of which there is only one for what is signed."""
+    is_alone = section.signature.separator is None and section.signature.field is None
+    return isinstance(section, HmacSection) and is_alone and place in section.signature.at
 
 
 def covers_choice(section: SignedSection, choice: Template) -> bool:
