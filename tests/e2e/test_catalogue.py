@@ -90,7 +90,7 @@ def id_of(event: dict[str, Any], vector: dict[str, Any], signed: Signed) -> str:
         return hashlib.sha256(signed.body).hexdigest()
     for header, value in vector["headers"].items():
         if value == event["id"]:
-            return signed.headers[header]
+            return signed.headers.get(header) or str(value)
     return str(event["id"])
 
 
