@@ -18,6 +18,7 @@ from gateway.alerts.teller import telling
 from gateway.api.front import FrontOffice, metrics_guard
 from gateway.api.guard import TokenGuard
 from gateway.errors import ConfigInvalid, StorageUnavailable
+from gateway.hangup import Hangup
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
@@ -48,6 +49,7 @@ from gateway.receive.protocol import BoundedHttpProtocol, State
 from gateway.receive.queue_door import QueueDoor
 from gateway.receive.queues import Queues
 from gateway.receive.refused import Refused
+from gateway.receive.reloading import Reloader
 from gateway.routes import AlertDestinations, check_alerts
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
 
@@ -59,7 +61,7 @@ HTTP waits for it, with the jobs of its batch: not for long, and never together 
 log = structlog.get_logger("gateway.serve")
 
 
-def build_app(project: Project, state: State) -> App:
+def build_app(project: Project, state: State, hangup: Hangup) -> App:
     """The ASGI application, with everything behind it, wired by hand."""
     settings, url = project.settings, database_url(project.settings)
     hand_off = HandOff(connect_redis(redis_url(settings)), max_depth=settings.queue_depth)
@@ -100,6 +102,7 @@ def build_app(project: Project, state: State) -> App:
     )
     guard = TokenGuard(Strangers(addresses, settings.refused_rate), metrics.admin_refused)
     front = FrontOffice(project, wake=hand_off.send, guard=guard)
+    reloader = Reloader(project, keyrings, metrics=metrics, on_done=front.take)
 
     async def check() -> None:
         if not (claimer.working and jobs_claimer.working):
@@ -133,6 +136,7 @@ def build_app(project: Project, state: State) -> App:
                 destinations=_whom_to_tell(project),
                 every=settings.sweep,
             ),
+            reloader.obeying(hangup),
         ),
     )
 
@@ -218,8 +222,7 @@ def _lifespan(
     queues: Queues,
     front: FrontOffice,
     refused: Refused,
-    kept: AbstractAsyncContextManager[None],
-    told: AbstractAsyncContextManager[None],
+    *beside: AbstractAsyncContextManager[None],
 ) -> Lifespan[Starlette]:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -231,7 +234,9 @@ def _lifespan(
         await queues.open()
         await front.open()
         try:
-            async with kept, told:
+            async with contextlib.AsyncExitStack() as stack:
+                for work in beside:
+                    await stack.enter_async_context(work)
                 yield
         finally:
             await front.close()
@@ -262,6 +267,7 @@ async def serve(
     *,
     listener: socket.socket | None = None,
     on_started: Callable[[], None] = lambda: None,
+    hangup: Hangup | None = None,
 ) -> None:
     """Serves until a signal. Refuses to start on a ledger that does not fit, or is away: unless a
     route spools, since its senders will not come back."""
@@ -271,7 +277,7 @@ async def serve(
         max_requests=settings.max_in_flight,
         max_bytes=settings.max_buffered,
     )
-    app = build_app(project, state)
+    app = build_app(project, state, hangup or Hangup())
     try:
         await check_ledger(database_url(settings))
     except StorageUnavailable as error:

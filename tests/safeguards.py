@@ -393,6 +393,28 @@ SAFEGUARDS: Final = (
         "test_exchanged_keys_count_at_once_and_one_who_was_reading_cannot_bring_the_old_back",
     ),
     Safeguard(
+        "what else was changed in the file is not taken for a rotation",
+        "gateway/receive/reloading.py",
+        "        if changes:\n",
+        "        if changes and not changes:\n",
+        "tests/e2e/test_reload_secrets.py::test_a_broken_file_changes_nothing_for_no_route",
+    ),
+    Safeguard(
+        "an order to reload that comes too soon is not forgotten",
+        "gateway/hangup.py",
+        "            self._was_asked = True\n",
+        "            self._was_asked = False\n",
+        "tests/unit/test_hangup.py::"
+        "test_one_that_comes_too_soon_is_obeyed_later_and_one_too_late_ends_nothing",
+    ),
+    Safeguard(
+        "a child does not die of SIGHUP before it listens",
+        "gateway/hangup.py",
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n",
+        "",
+        "tests/unit/test_hangup.py::test_a_child_does_not_die_of_one_that_comes_before_it_listens",
+    ),
+    Safeguard(
         "a secret that still counts must be there",
         "gateway/routes/config.py",
         "            noted = [] if ref.has_expired(now) else problems\n",

@@ -45,6 +45,10 @@ class FrontOffice:
                 OPERATIONS, token=secret, guard=guard, open_office=self._office, queues=queues
             )
 
+    def take(self, project: Project) -> None:
+        """One whose secrets were read anew."""
+        self._project = project
+
     async def open(self) -> None:
         if self.routes:
             self._pool = await open_pool(

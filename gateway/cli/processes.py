@@ -15,6 +15,7 @@ import typer
 import uvloop
 
 from gateway.cli.output import complain, console
+from gateway.hangup import Hangup
 from gateway.ledger.connection import describe
 from gateway.logs import configure_logs
 from gateway.project import Project, load_project, redis_url
@@ -126,19 +127,28 @@ def serve(
 
     Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, a migrated database and every route's
     secret. Run as many as you like; each is one process on GATEWAY_HOST and GATEWAY_PORT.
+    SIGHUP reads the secrets anew, all of them or none, and drops no request.
     """
+    hangup = Hangup()
+    hangup.listen()
     project = _load(with_secrets=True)
     _collect_every(REQUESTS_BETWEEN)
     listener = None if listener_fd is None else socket.socket(fileno=listener_fd)
-    uvloop.run(_serve(project, with_parent, listener, ready_fd))
+    uvloop.run(_serve(project, with_parent, listener, ready_fd, hangup))
 
 
 async def _serve(
-    project: Project, with_parent: bool, listener: socket.socket | None, ready_fd: int | None
+    project: Project,
+    with_parent: bool,
+    listener: socket.socket | None,
+    ready_fd: int | None,
+    hangup: Hangup,
 ) -> None:
     if with_parent:
         await _end_with_parent()
-    await run_server(project, listener=listener, on_started=lambda: _say_ready(ready_fd))
+    await run_server(
+        project, listener=listener, on_started=lambda: _say_ready(ready_fd), hangup=hangup
+    )
 
 
 def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
@@ -148,12 +158,14 @@ def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
     `forward` refer to. Run as many as you like.
     SIGTERM finishes what runs within GATEWAY_GRACE and hands the rest back; a second one at once.
     """
+    hangup = Hangup()
+    hangup.listen()
     project = _load(with_api_keys=True)
     _collect_every(HANDLERS_BETWEEN)
-    uvloop.run(_work(project, with_parent, ready_fd))
+    uvloop.run(_work(project, with_parent, ready_fd, hangup))
 
 
-async def _work(project: Project, with_parent: bool, ready_fd: int | None) -> None:
+async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangup: Hangup) -> None:
     settings = project.settings
     queue = redis_url(settings)
     worker = Worker(project)
@@ -174,7 +186,8 @@ async def _work(project: Project, with_parent: bool, ready_fd: int | None) -> No
     listening = asyncio.create_task(listen_forever(queue, worker.hint))
     failed = asyncio.create_task(worker.wait_failed())
     stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    with hangup.obeyed_by(_tell_to_restart):
+        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     await end(listening)
     await worker.stop()
@@ -182,6 +195,10 @@ async def _work(project: Project, with_parent: bool, ready_fd: int | None) -> No
         _leave(0)
     log.error("worker_failed", error=describe(failed.exception() or RuntimeError("it ended")))
     _leave(1)
+
+
+def _tell_to_restart() -> None:
+    log.warning("not_reloaded", reason="a worker reads its keys when it starts: restart it")
 
 
 def _say_ready(ready_fd: int | None) -> None:

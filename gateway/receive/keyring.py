@@ -38,7 +38,7 @@ class Ring(NamedTuple):
     """None: no key expires, so that there is no time to look at."""
 
 
-class _Bunch:
+class Bunch:
     """The keys that were read together. Whoever still holds one that was exchanged changes nothing
     of the next: the ring of the moment is kept here."""
 
@@ -65,16 +65,16 @@ class Keyring:
         self._uses = uses
         self._bunch = self.cut(secrets)
 
-    def cut(self, secrets: Sequence[Secret]) -> _Bunch:
+    def cut(self, secrets: Sequence[Secret]) -> Bunch:
         """Makes keys of secrets; `hold` lets them count."""
         read_key, name = self._route.provider.read_key, self._route.name
         held = [
             Held(read_key(s.reveal()), str(s.ref), self._uses.of(name, str(s.ref)), _end(s))
             for s in secrets
         ]
-        return _Bunch(held, datetime.now(UTC))
+        return Bunch(held, datetime.now(UTC))
 
-    def hold(self, bunch: _Bunch) -> None:
+    def hold(self, bunch: Bunch) -> None:
         """These, and no others, from the next request on."""
         self._bunch = bunch
 

@@ -1,6 +1,7 @@
 """Routes: which URL belongs to which provider, with what secrets, handlers and policy."""
 
 from gateway.routes.alerts import AlertDestinations, Alerts
+from gateway.routes.changes import find_changes
 from gateway.routes.config import (
     Config,
     Route,
@@ -30,6 +31,7 @@ __all__ = [
     "check_keys",
     "check_secrets",
     "check_verify_tokens",
+    "find_changes",
     "json_schema",
     "load_config",
     "valid_references",

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -118,6 +118,8 @@ class Config:
     """Under which encrypted routes are stored: the first one encrypts, all of them decrypt."""
     digest_key: SecretRef | None = None
     lines: Mapping[Location, int] = field(default_factory=dict, repr=False, compare=False)
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The file as it was read, with which a changed one is compared."""
 
     @property
     def doors(self) -> tuple[Route, ...]:
@@ -155,7 +157,7 @@ def load_config(path: Path) -> Config:
     if problems:
         # Raised out here: as the context of another exception, pydantic's would quote its input.
         raise ConfigInvalid(_once_per_key(problems))
-    return _config(path, content, document.lines)
+    return replace(_config(path, content, document.lines), document=document.value)
 
 
 def check_secrets(

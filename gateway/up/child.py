@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Coroutine, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.errors import CommandFailed
+from gateway.hangup import hangups_held
 
 RESTART_S: Final = (0.5, 10.0)
 READY_WITHIN_S: Final = 30.0
@@ -113,6 +115,12 @@ class Child:
         for process in self._alive():
             _terminate(process)
 
+    def hang_up(self) -> None:
+        """Has it read its secrets anew."""
+        for process in self._alive():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGHUP)
+
     def _alive(self) -> list[Process]:
         return [process for process in self._spawned if process.returncode is None]
 
@@ -127,19 +135,20 @@ class Child:
     async def _spawn(self, *options: str, inherits: Sequence[int] = ()) -> Process:
         # A group of its own: Ctrl-C reaches only `up`, which stops its children in order. The pipe
         # to its standard input ends with us, however we end, and the child ends with the pipe.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "gateway",
-            self.name,
-            *self._options,
-            *options,
-            "--with-parent",
-            stdin=PIPE,
-            env=self._variables,
-            start_new_session=True,
-            pass_fds=[*self._inherits, *inherits],
-        )
+        with hangups_held():
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "gateway",
+                self.name,
+                *self._options,
+                *options,
+                "--with-parent",
+                stdin=PIPE,
+                env=self._variables,
+                start_new_session=True,
+                pass_fds=[*self._inherits, *inherits],
+            )
         self._spawned = [*self._alive(), process]
         if self._stopping.is_set():
             _terminate(process)

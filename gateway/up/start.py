@@ -13,6 +13,7 @@ from typing import Final
 from gateway.development import read_up
 from gateway.embedded import Postgres, Redis
 from gateway.errors import CommandFailed
+from gateway.hangup import Hangup
 from gateway.project import load_project
 from gateway.receive.listening import listen
 from gateway.routes import load_config
@@ -34,6 +35,8 @@ def run_up(
 
     With `tell_reload` it also watches the project's files, and says what came of a change.
     """
+    hangup = Hangup()
+    hangup.listen()
     settings = load_settings(environ)
     config = load_config(settings.config)
     with contextlib.ExitStack() as stack:
@@ -55,20 +58,20 @@ def run_up(
             config=config,
             reloads=tell_reload is not None,
         )
-        supervisor = Supervisor(variables, started, engines=engines, listener=listener)
+        supervisor = Supervisor(
+            variables, started, engines=engines, listener=listener, hangup=hangup
+        )
         asyncio.run(supervisor.run(tell, tell_reload))
 
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
     """Until the loop has its own handlers, SIGTERM must stop the engines like Ctrl-C does."""
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(signum, lambda n, _: sys.exit(128 + n)) for signum in signals]
+    before = signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))
     try:
         yield
     finally:
-        for signum, handler in zip(signals, before, strict=True):
-            signal.signal(signum, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

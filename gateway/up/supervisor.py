@@ -14,6 +14,7 @@ import structlog
 from gateway.development import RunningUp, clear_up, write_up
 from gateway.embedded import Postgres, Redis
 from gateway.errors import CommandFailed, EngineFailed
+from gateway.hangup import Hangup
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate, read_schema
 from gateway.project import database_url, redis_url
@@ -41,12 +42,14 @@ class Supervisor:
         *,
         engines: Sequence[Postgres | Redis],
         listener: socket.socket,
+        hangup: Hangup,
     ) -> None:
         self._variables = variables
         self._settings = load_settings(variables)
         self._started = started
         self._engines = engines
         self._listener = listener
+        self._hangup = hangup
         self._stopping = asyncio.Event()
         self._serve = self._child(
             "serve", "--listener-fd", str(listener.fileno()), inherits=[listener.fileno()]
@@ -69,7 +72,7 @@ class Supervisor:
     ) -> None:
         """Until a signal, or until one of its parts ends on an unforeseen error."""
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._stop)
         reloader = self._reloader() if tell_reload else None
         await unless(self._stopping, self._migrate(self._started.config))
@@ -85,7 +88,8 @@ class Supervisor:
             if reloader and tell_reload:
                 parts.append(asyncio.create_task(reloader.reload_forever(tell_reload)))
             signalled = asyncio.create_task(self._stopping.wait())
-            await asyncio.wait([*parts, signalled], return_when=asyncio.FIRST_COMPLETED)
+            with self._hangup.obeyed_by(self._serve.hang_up):
+                await asyncio.wait([*parts, signalled], return_when=asyncio.FIRST_COMPLETED)
         finally:
             clear_up(self._settings.data_dir)
             if not self._stopping.is_set():

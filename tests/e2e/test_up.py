@@ -122,6 +122,27 @@ async def test_children_that_end_are_started_again(newcomer: Project) -> None:
         await until(lambda: '"done"' in newcomer.run("events", "--json").stdout)
 
 
+async def test_a_hangup_goes_to_serve_which_reads_its_secrets_anew(newcomer: Project) -> None:
+    newcomer.write(
+        "config/routes.yaml",
+        """
+        routes:
+          stripe: {provider: stripe, secrets: ["file:secret"]}
+        """,
+    )
+    newcomer.write("secret", "whsec_old_0123456789")
+    with newcomer.process("up") as up:
+        await up.says("Ready.")
+        newcomer.write("secret", "whsec_new_0123456789")
+        assert newcomer.run("send", "stripe", "invoice.paid").stdout.startswith("403")
+        up.process.send_signal(signal.SIGHUP)
+        await up.says("secrets_reloaded")
+        assert newcomer.run("send", "stripe", "invoice.paid").stdout.startswith("200")
+        assert "process_ended" not in up.output
+        up.process.send_signal(signal.SIGTERM)
+        assert up.process.wait(30) == 0
+
+
 async def test_an_engine_that_ends_is_started_again(newcomer: Project) -> None:
     with newcomer.process("up") as up:
         await up.says("Ready.")
