@@ -59,7 +59,8 @@ grant select, insert, update, delete on gateway.alert_messages to gateway_worker
 -- The commands, and `gateway serve` where it has an Admin API: `grant gateway_operator to serve`.
 grant select on all tables in schema gateway to gateway_operator;
 grant insert, update, delete on gateway.processed_events, gateway.deliveries to gateway_operator;
-grant update, delete on gateway.attempts, gateway.effects, gateway.once_keys to gateway_operator;
+grant update, delete on gateway.attempts, gateway.effects to gateway_operator;
+grant insert, update, delete on gateway.once_keys to gateway_operator;
 grant insert, update, delete on gateway.audit, gateway.bulk_orders to gateway_operator;
 grant insert, update, delete on gateway.pauses to gateway_operator;
 grant insert, update on gateway.reconciliations to gateway_operator;

@@ -43,6 +43,9 @@ Step = Literal[
     "erase.held",
     "erase.taken",
     "erase.committed",
+    "rekey.sealed",
+    "rekey.written",
+    "rekey.past",
 ]
 STEPS: Final[tuple[Step, ...]] = get_args(Step)
 

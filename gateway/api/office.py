@@ -15,7 +15,7 @@ from gateway.ledger.connection import Connection, Executor, Pooled
 from gateway.ledger.sealed import Vault, vault_of
 from gateway.operate.shown import UNREADABLE, find_redaction, redact_event
 from gateway.project import Project, load_keys, load_project
-from gateway.routes import load_config
+from gateway.routes import Config, load_config
 from gateway.settings import Settings
 
 log = structlog.get_logger("gateway.api")
@@ -74,18 +74,21 @@ class Office:
         """Routes and handlers, read when they are needed. Raises ConfigInvalid."""
         return self.loaded or load_project(self.settings)
 
+    @cached_property
+    def config(self) -> Config:
+        """Routes, without their handlers. Raises ConfigInvalid."""
+        return self.loaded.config if self.loaded else load_config(self.settings.config)
+
     def shown(self, event: dict[str, Any]) -> dict[str, Any]:
         """An event as people may see it."""
         try:
-            config = self.loaded.config if self.loaded else load_config(self.settings.config)
+            redaction = find_redaction(self.config, event["route"])
         except ConfigInvalid:
             return redact_event(event, UNREADABLE)
-        return redact_event(event, find_redaction(config, event["route"]))
+        return redact_event(event, redaction)
 
     @cached_property
     def vault(self) -> Vault:
         """The keys of encrypted routes, read when they are needed. Raises ConfigInvalid."""
-        if self.loaded is not None:
-            return vault_of(self.loaded.config, self.loaded.ring)
-        config = load_config(self.settings.config)
-        return vault_of(config, load_keys(self.settings, config))
+        ring = self.loaded.ring if self.loaded else load_keys(self.settings, self.config)
+        return vault_of(self.config, ring)

@@ -5,6 +5,8 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from gateway.operate.keys import KeyState
+
 
 class EventRow(TypedDict):
     """An event in a listing."""
@@ -259,4 +261,21 @@ class ErasedAnswer(TypedDict):
     dead: int
     running: list[EventKey]
     spooled: int
+    next: str | None
+
+
+class RekeyedAnswer(TypedDict):
+    """What a piece of a rekey did, and where the next one goes on."""
+
+    events: int
+    attempts: int
+    effects: int
+    past: int
+    """Events that were stored before their route was encrypted, with all that belongs to them."""
+    busy: int
+    """Those of them that run right now, and are left."""
+    broken: list[str]
+    """What does not open, and is left as it is."""
+    keys: list[KeyState]
+    """How things stand now."""
     next: str | None

@@ -18,6 +18,7 @@ from gateway.cli import (
     publish,
     reconcile,
     rehearse,
+    rekey,
     send,
     setup,
     show,
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    alerts, orders, pause, forget, reconcile,
+    alerts, orders, pause, forget, rekey, reconcile,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

@@ -66,8 +66,11 @@ def check() -> None:
     """
     settings = discover(load_settings(), with_kept_secrets=True)
     project = load_project(settings, with_secrets=True, with_api_keys=True)
-    now = datetime.now(UTC)
-    references = valid_references(project.config.routes, now)
+    config, now = project.config, datetime.now(UTC)
+    references = [
+        *valid_references(config.routes, now),
+        *(str(ref) for ref in (*config.keys, config.digest_key) if ref),
+    ]
     for reference in stand_ins(settings.dev_secrets, references, os.environ):
         console().print(f"notice: {reference} is not set: a development secret is used")
     for expiry in find_expiries(project.config.routes, now):

@@ -16,6 +16,7 @@ def hide(event: Row) -> Row:
     """An event as anybody may see it who may look."""
     is_sealed = event["key_id"] is not None
     return event | {
+        "key_id": event["key_id"] or None,
         "encrypted": is_sealed and event["body"] is not None,
         "headers": None if is_sealed else event["headers"],
         "body": None if is_sealed else event["body"],

@@ -12,11 +12,11 @@ import httpx
 import gateway
 from gateway.errors import CannotOpen, HandlerSignal, PushFailed
 from gateway.ledger.deliveries import Settlement
+from gateway.ledger.outline import CONCEALED
 from gateway.ledger.sealed import Vault, seal_error
 from gateway.model import Lease
 from gateway.run.policy import HandlerTimeout, frames, name_of
 
-CONCEALED: Final = "its text is encrypted"
 OURS: Final = (HandlerTimeout, CannotOpen)
 """Whose text is our own, with nothing of a payload in it."""
 
@@ -50,12 +50,6 @@ def outline(error: BaseException) -> str:
     """What an error is and where it was raised."""
     parts = [name_of(error), _status(error), _place(error)]
     return f"{' '.join(part for part in parts if part)}, {CONCEALED}"
-
-
-def outline_of(text: str) -> str:
-    """The same of one that was kept as text: its first word, if that is the name of a class."""
-    name = re.match(r"[A-Za-z_][A-Za-z0-9_.]{0,99}(?=:|$)", text)
-    return f"{name[0] if name else 'an error'}, {CONCEALED}"
 
 
 def _status(error: BaseException) -> str:

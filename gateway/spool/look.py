@@ -1,6 +1,8 @@
 """What is in the spool, read from outside: by `gateway status`, whoever owns the files."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -17,11 +19,13 @@ class Stock:
     oldest_at: datetime | None = None
     unreadable: tuple[str, ...] = ()
     """Set aside, or not to be read at all: a person has to look at them."""
+    keys: Mapping[str, int] = field(default_factory=dict)
+    """How many are encrypted under which key."""
 
 
 def look_at(directory: Path) -> Stock:
     """Counts what is there. A file may go while it is being read: then the ledger has it."""
-    events, size, moments = 0, 0, list[datetime]()
+    events, size, moments, keys = 0, 0, list[datetime](), Counter[str]()
     unreadable = list(directory.glob(f"*{TORN}"))
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
@@ -33,6 +37,8 @@ def look_at(directory: Path) -> Stock:
                     if isinstance(found, Kept):
                         events += 1
                         moments.append(found.claim.received_at)
+                        if found.claim.key_id is not None:
+                            keys[found.claim.key_id] += 1
         except FileNotFoundError:
             continue
         except OSError:
@@ -44,4 +50,5 @@ def look_at(directory: Path) -> Stock:
         bytes=size,
         oldest_at=min(moments, default=None),
         unreadable=tuple(map(str, sorted(unreadable))),
+        keys=dict(keys),
     )

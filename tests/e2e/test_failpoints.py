@@ -55,6 +55,8 @@ ORDERING: Final = ["order.marked", "order.stepped"]
 """These are tried in test_bulk.py."""
 ERASING: Final = ["erase.held", "erase.taken", "erase.committed"]
 """These are tried in test_forget.py."""
+REKEYING: Final = ["rekey.sealed", "rekey.written", "rekey.past"]
+"""And these in test_privacy.py."""
 TURNING: Final = ["turn.giving"]
 CALLING: Final = ["effect.begun", "effect.called", "effect.kept"]
 """These and the one before are tried in test_failpoints_of_the_kit.py."""
@@ -82,6 +84,7 @@ def test_every_step_is_tried() -> None:
         *REPLAYING,
         *ORDERING,
         *ERASING,
+        *REKEYING,
         *TURNING,
         *CALLING,
         *ALERTING,

@@ -48,12 +48,13 @@ select n, 'evt_' || reverse(lpad(n::text, 6, '0')) as event_id, 'handlers.h' || 
 from generate_series(1, {EVENTS}) as n;
 
 insert into gateway.processed_events
-    (route, event_id, provider, type, account, received_at, digest, body, replay, guard)
+    (route, event_id, provider, type, account, received_at, digest, body, replay, guard, key_id)
 select route, event_id, 'stripe', case when n % 10000 = 7 then 'rare.type' else 'invoice.paid' end,
        case when n % 2 = 0 then 'acct_' || n % 50 end, at, sha256(event_id::bytea),
        case when n > {EVENTS} / 2 then '\\x7b7d'::bytea end,
        case when route = 'github' then 'refuse' end,
-       case when route = 'github' then sha256(event_id::bytea) end
+       case when route = 'github' then sha256(event_id::bytea) end,
+       case when route = 'rare' then '0123456789abcdef' end
 from past;
 
 insert into gateway.deliveries
@@ -69,11 +70,13 @@ select n, route, event_id, handler, status, 1, 1,
 from past;
 select setval(pg_get_serial_sequence('gateway.deliveries', 'id'), {EVENTS});
 
-insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome)
-select n, 1, at, at, 'done' from past where status not in ('pending', 'running');
+insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, key_id)
+select n, 1, at, at, 'done', case when route = 'rare' then '0123456789abcdef' end
+from past where status not in ('pending', 'running');
 
-insert into gateway.effects (delivery_id, name, status, token)
-select n, 'receipt', 'done', gen_random_uuid() from past where n % 4 = 0;
+insert into gateway.effects (delivery_id, name, status, token, key_id)
+select n, 'receipt', 'done', gen_random_uuid(), case when route = 'rare' then '0123456789abcdef' end
+from past where n % 4 = 0;
 
 insert into gateway.once_keys (route, handler, key, delivery_id, token, finished_at)
 select route, handler, 'key_' || n, n, gen_random_uuid(), at from past where n % 4 = 0;
@@ -128,6 +131,14 @@ OLDEST: Final = '{"(0,1)","(0,2)","(1,1)","(1,2)"}'
 
 def event_id(n: int) -> str:
     return f"evt_{str(n).zfill(6)[::-1]}"
+
+
+PAST: Final = [n for n in range(100_000, 101_000) if n % 3 and n % 20][:BATCH]
+IDS: Final = [event_id(n) for n in PAST]
+"""Of the route stripe, which is not encrypted."""
+SEALED: Final = [n for n in range(100_000, 110_000) if n % 20 == 0][:BATCH]
+SEALED_IDS: Final = [event_id(n) for n in SEALED]
+"""Of the route rare, which is."""
 
 
 SUBJECT: Final = (
@@ -395,6 +406,55 @@ CASES: Final = [
     Case(query="look_backlog", arguments=(NOW,), rows=10),
     Case(query="describe_dead", arguments=(*HANDLERS, BATCH), rows=3 * BATCH),
     Case(query="describe_backlog", arguments=(*HANDLERS, BATCH, NOW), rows=3 * BATCH),
+    Case(query="count_keys", arguments=(100,), rows=300),
+    Case(query="find_events_under", arguments=(KEY_ID, "", "", None, BATCH, 10**6), rows=BATCH),
+    Case(query="find_attempts_under", arguments=(KEY_ID, 0, 0, None, BATCH), rows=BATCH),
+    Case(query="find_effects_under", arguments=(KEY_ID, 0, "", None, BATCH), rows=BATCH),
+    Case(
+        query="reseal_events",
+        arguments=(["rare"] * BATCH, SEALED_IDS, [b"sealed"] * BATCH, KEY_ID, "new"),
+        rows=BATCH,
+    ),
+    Case(
+        query="reseal_attempts",
+        arguments=(SEALED, [1] * BATCH, [b"sealed"] * BATCH, KEY_ID, "new"),
+        rows=BATCH,
+    ),
+    Case(
+        query="reseal_effects",
+        arguments=(SEALED, ["receipt"] * BATCH, [b"sealed"] * BATCH, KEY_ID, "new"),
+        rows=BATCH,
+    ),
+    Case(query="find_past", arguments=("stripe", "evt_1", BATCH), rows=BATCH),
+    Case(query="read_past", arguments=("stripe", IDS), rows=BATCH),
+    Case(query="read_past_deliveries", arguments=("stripe", IDS), rows=BATCH),
+    Case(query="list_once_keys", arguments=(PENDING,), rows=BATCH),
+    Case(
+        query="seal_past_events",
+        arguments=("stripe", IDS, [b"sealed"] * BATCH, [b"digest"] * BATCH, KEY_ID),
+        rows=BATCH,
+    ),
+    Case(
+        query="seal_past_deliveries",
+        arguments=(PENDING, ["KeyError"] * BATCH, [None] * BATCH),
+        rows=BATCH,
+    ),
+    Case(
+        query="seal_past_attempts",
+        arguments=(SEALED, [1] * BATCH, [""] * BATCH, [b"sealed"] * BATCH, KEY_ID),
+        rows=BATCH,
+    ),
+    Case(
+        query="seal_past_effects",
+        arguments=(SEALED, ["receipt"] * BATCH, [b"sealed"] * BATCH, KEY_ID),
+        rows=BATCH,
+    ),
+    Case(
+        query="move_once_keys",
+        arguments=("stripe", ["handlers.h0"], ["key_100"], ["digest:a"]),
+        rows=2,
+    ),
+    Case(query="note_rekey", arguments=("ann", None, None)),
     Case(query="note_reveal", arguments=("ann", None, ["stripe"], ["evt_1"])),
     Case(query="note_test", arguments=("ann",)),
 ]
@@ -409,7 +469,8 @@ ASIDE: Final = {
     "list_messages", "list_orders", "list_pauses", "list_reconciliations", "list_reloads",
     "list_secret_uses", "list_totals", "list_workers", "mark_order", "note_sent", "note_unsent",
     "put_message", "read_clock", "read_durability", "read_limits", "read_privileges",
-    "resume_order", "resume_reconciliation", "start_look", "start_prune", "start_reconciliation",
+    "resume_order", "resume_reconciliation", "silence_alerts", "start_look", "start_prune",
+    "start_reconciliation",
     "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
 }  # fmt: skip
 """These touch no table that grows."""

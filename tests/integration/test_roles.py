@@ -42,7 +42,7 @@ LOOKING: Final = {
     *statements_of("status", "dead"),
     "list_all_audit",
     *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
-    *("list_secret_uses", "list_reloads"),
+    *("list_secret_uses", "list_reloads", "count_keys"),
     *("list_pauses", "list_orders", "find_order", "list_deliveries"),
     *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
 }
@@ -66,6 +66,7 @@ RUN_BY: Final = {
     | statements_of("events", "orders", "bulk", "pauses", "retention", "erasure", "doctor")
     | statements_of("reconciliations", "gaps")
     - {"note_refusals", "forget_reconciliations", "forget_refusals", "last_scheduled"}
+    | statements_of("rekey", "past")
     | {"note_test", "note_reveal"},
     READONLY: LOOKING - {"group_dead"},  # which counts payloads
 }

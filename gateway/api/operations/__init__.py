@@ -18,6 +18,7 @@ from gateway.api.operations.orders import (
 )
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
 from gateway.api.operations.reconcile import RECONCILE, RECONCILIATION, RECONCILIATIONS
+from gateway.api.operations.rekey import REKEY
 from gateway.api.operations.retention import ERASE, PRUNE
 from gateway.api.operations.status import STATUS
 
@@ -42,6 +43,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     RESUME_ORDER,
     PRUNE,
     ERASE,
+    REKEY,
     AUDIT,
     ALERTS,
     TEST_ALERTS,

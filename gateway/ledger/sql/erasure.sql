@@ -104,7 +104,8 @@ with subject as materialized (
     delete from gateway.once_keys
     where delivery_id = any (array (select id from theirs)) and finished_at is null
 ), emptied as (
-    update gateway.processed_events set body = null, headers = null, account = null
+    update gateway.processed_events
+    set body = null, headers = null, account = null, key_id = left(key_id, 0)
     where ctid = any (array (select place from taken))  -- which are held, and stay where they are
 ), closed as (
     update gateway.gaps g set handle = ''

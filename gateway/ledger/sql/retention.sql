@@ -125,7 +125,7 @@ with held as materialized (
     returning route
 ), emptied as (
     update gateway.processed_events
-    set body = null, headers = null
+    set body = null, headers = null, key_id = left(key_id, 0)
     where ctid = any (array (select place from sorted where is_emptied and not is_over))
     returning route
 )

@@ -14,6 +14,7 @@ from gateway.routes import (
     check_alerts,
     check_destinations,
     check_hook_keys,
+    check_keys,
     valid_references,
 )
 from gateway.secrets import SecretRef, SecretUnusable, resolve, resolve_token
@@ -29,6 +30,7 @@ TELLING: Final = {
     "github_pat_": "a GitHub token",
     "gho_": "a GitHub token",
 }
+KEYS: Final = "keys"
 LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -43,6 +45,7 @@ def check_credentials(installation: Installation) -> Iterator[Finding]:
             what = "token" if route.provider.is_queue else "secret"
             yield ok(_about(route), f"{count} {what}{'s' if count > 1 else ''} in order")
         yield from _api_key(installation, route)
+    yield from _keys(installation)
     yield from _of_workers(installation)
     yield from _shared(values)
     yield from _made_up(installation)
@@ -135,6 +138,35 @@ def _of_workers(installation: Installation) -> Iterator[Finding]:
                 yield warning("secrets", f"{told.key}: found {told.found}", advice)
     if config.alerts is None:
         yield ok("alerts", "nobody is told of dead letters: see `alerts` in docs/routes.md")
+
+
+def _keys(installation: Installation) -> Iterator[Finding]:
+    """Neither `serve` nor a worker starts without all of them."""
+    config = installation.config
+    if config is None or not config.keys:
+        return
+    try:
+        ring = check_keys(
+            config, installation.environ, read_secrets(installation.settings.dev_secrets)
+        )
+    except ConfigInvalid as error:
+        for told in error.problems:
+            yield problem(KEYS, f"{told.key}: found {told.found}", f"expected {told.expected}")
+        return
+    yield ok(KEYS, f"{len(ring.ids)} in order; {ring.first} encrypts")
+    references = [str(ref) for ref in (*config.keys, config.digest_key) if ref is not None]
+    if used := stand_ins(installation.settings.dev_secrets, references, installation.environ):
+        yield warning(
+            KEYS,
+            f"{', '.join(used)}: a made-up development key is used",
+            "set your own before events come that matter",
+        )
+    if config.digest_key is None:
+        yield warning(
+            KEYS,
+            "there is no digest_key: whoever reads the ledger can test guesses of keys and bodies",
+            "set one before the first encrypted event comes, see docs/privacy.md",
+        )
 
 
 def _shared(values: dict[bytes, list[str]]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gateway.notation.quantities import format_count, format_roughly
+from gateway.operate.keys import in_use
 from gateway.operate.status.report import Attention, HandlerState, RouteState, Status
 from gateway.operate.status.secrets import look_at_reloads, look_at_secrets
 
@@ -195,6 +196,18 @@ def _reconciles(status: Status) -> Iterator[Attention]:
             )
 
 
+def _keys(status: Status) -> Iterator[Attention]:
+    """What nobody can read without a key that is gone."""
+    for key in status["keys"]:
+        if key["at_hand"] is False and in_use(key):
+            events = format_count(key["events"] + key["spooled"], "event is", "events are")
+            yield _problem(
+                f"{events} encrypted under key {key['key_id']}, which is not among `keys`:"
+                " their deliveries wait",
+                "put it back, behind the first, restart the workers, then `gateway rekey`",
+            )
+
+
 def _orders(status: Status) -> Iterator[Attention]:
     for order in status["orders"]:
         if order["is_idle"]:
@@ -235,6 +248,7 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
     _unheard,
     _reconciles,
     _orders,
+    _keys,
     _refusals,
     _failing,
 )

@@ -11,7 +11,9 @@ from gateway.ledger.alerts import list_alerts
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version
 from gateway.ledger.pauses import list_pauses
+from gateway.ledger.rekeying import count_keys
 from gateway.ledger.secret_uses import read_secret_uses
+from gateway.operate.keys import key_states
 from gateway.operate.status.attention import find_attention
 from gateway.operate.status.engines import postgres_away, read_redis, read_spool
 from gateway.operate.status.figures import Figures, read_figures
@@ -26,8 +28,9 @@ from gateway.operate.status.ledger import (
     read_workers,
 )
 from gateway.operate.status.report import Status
-from gateway.project import database_url
+from gateway.project import database_url, load_keys
 from gateway.routes import Route, load_config
+from gateway.sealing import KeyRing
 from gateway.settings import Settings
 
 
@@ -51,7 +54,8 @@ async def look(settings: Settings, session: Session, routes: Iterable[Route]) ->
     (redis, spool), known = await asyncio.gather(
         _engines(settings), _read_ledger(settings, session, routes)
     )
-    return _attended({"redis": redis, "spool": spool, **known})
+    keys = key_states(known.pop("uses"), _ring(settings), spool["keys"])
+    return _attended({"redis": redis, "spool": spool, "keys": keys, **known})
 
 
 async def _read_ledger(
@@ -72,6 +76,7 @@ async def _read_ledger(
         "reconciles": await read_reconciles(session),
         "reloads": await read_reloads(session),
         "orders": await read_orders(session),
+        "uses": await count_keys(session),
     }
 
 
@@ -92,6 +97,7 @@ async def _without_ledger(settings: Settings, routes: Iterable[Route], error: st
             "reconciles": [],
             "reloads": [],
             "orders": [],
+            "keys": key_states((), _ring(settings), spool["keys"]),
         }
     )
 
@@ -105,6 +111,14 @@ def _attended(known: dict[str, Any]) -> Status:
     status: Status = {"attention": [], **known}  # type: ignore[typeddict-item]
     status["attention"] = find_attention(status)
     return status
+
+
+def _ring(settings: Settings) -> KeyRing | None:
+    """The keys, where this process has them: a person who looks need not."""
+    try:
+        return load_keys(settings, load_config(settings.config))
+    except ConfigInvalid:
+        return None
 
 
 def _routes(settings: Settings) -> tuple[Route, ...]:

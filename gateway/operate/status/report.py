@@ -6,6 +6,7 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from gateway.ledger.alerts import AlertRow
+from gateway.operate.keys import KeyState
 
 
 class Attention(TypedDict):
@@ -49,6 +50,8 @@ class SpoolState(TypedDict):
     bytes: int
     oldest_at: datetime | None
     unreadable: list[str]
+    keys: dict[str, int]
+    """How many are encrypted under which key."""
 
 
 class Requests(TypedDict):
@@ -195,3 +198,5 @@ class Status(TypedDict):
     reconciles: list[ReconcileState]
     reloads: list[ReloadState]
     orders: list[OrderState]
+    keys: list[KeyState]
+    """Under which keys encrypted routes are stored."""

@@ -1,0 +1,123 @@
+-- name: find_past
+-- Walks on through the events of a route (primary key), and tells which were stored as they came.
+select event_id, key_id is null as is_past, coalesce(octet_length(body), 0) as size
+from gateway.processed_events
+where route = $1 and event_id > $2
+order by event_id
+limit $3;
+
+-- name: read_past
+-- Events of a route that were stored as they came (primary key).
+select e.event_id, e.headers, e.body, e.digest
+from unnest($2::text[]) as k (event_id)
+cross join lateral (
+    select * from gateway.processed_events
+    where route = $1 and event_id = k.event_id and key_id is null
+    limit 1
+) e;
+
+-- name: read_past_deliveries
+-- Their deliveries (deliveries_route_event_id_handler_key).
+select d.id, d.event_id, d.handler, d.status, d.order_key, d.error
+from unnest($2::text[]) as k (event_id)
+cross join lateral (
+    select * from gateway.deliveries where route = $1 and event_id = k.event_id
+) d
+order by d.id;
+
+-- name: list_once_keys
+-- For which keys some deliveries act, or have (once_keys_delivery).
+select handler, key
+from gateway.once_keys
+where delivery_id = any ($1::bigint[]) and key not like 'digest:%' and key not like 'erased:%';
+
+-- name: seal_past_events
+-- Of events that are held: what came, sealed; and their digests, keyed. Bytes that came again since are
+-- guarded by the event that brought them then (processed_events_guard).
+with held as materialized (
+    select e.place, i.sealed, i.digest
+    from unnest($2::text[], $3::bytea[], $4::bytea[]) as i (event_id, sealed, digest)
+    cross join lateral (
+        select ctid as place from gateway.processed_events
+        where route = $1 and event_id = i.event_id and key_id is null
+        limit 1
+    ) e
+)
+update gateway.processed_events e
+set headers = case when e.body is not null then '{}'::jsonb end, body = held.sealed,
+    digest = held.digest, key_id = case when e.body is null then '' else $5 end,
+    guard = case when e.guard is not null and (
+                select true from gateway.processed_events o
+                where o.route = $1 and o.guard = held.digest limit 1) is null
+            then held.digest end
+from held
+where e.ctid = held.place
+returning e.event_id;
+
+-- name: seal_past_deliveries
+-- Of deliveries that are held: their errors without text, their keys as digests. One that waits asks for
+-- its turn anew (advance), since another may have it under the digest.
+with held as materialized (
+    select d.place, i.error, i.order_key
+    from unnest($1::bigint[], $2::text[], $3::text[]) as i (id, error, order_key)
+    cross join lateral (select ctid as place from gateway.deliveries where id = i.id limit 1) d
+)
+update gateway.deliveries d
+set error = held.error, order_key = held.order_key,
+    due_at = case when d.status = 'pending' and d.order_key is distinct from held.order_key
+                  then 'infinity' else d.due_at end
+from held
+where d.ctid = held.place;
+
+-- name: seal_past_attempts
+-- Errors of attempts, sealed (attempts_pkey).
+with held as materialized (
+    select a.place, i.error, i.sealed
+    from unnest($1::bigint[], $2::integer[], $3::text[], $4::bytea[])
+         as i (delivery_id, number, error, sealed)
+    cross join lateral (
+        select ctid as place from gateway.attempts
+        where delivery_id = i.delivery_id and number = i.number limit 1
+        for no key update
+    ) a
+)
+update gateway.attempts a set error = held.error, sealed = held.sealed, key_id = $5
+from held
+where a.ctid = held.place;
+
+-- name: seal_past_effects
+-- Results of effects, sealed (effects_pkey).
+with held as materialized (
+    select f.place, i.sealed
+    from unnest($1::bigint[], $2::text[], $3::bytea[]) as i (delivery_id, name, sealed)
+    cross join lateral (
+        select ctid as place from gateway.effects
+        where delivery_id = i.delivery_id and name = i.name limit 1
+        for no key update
+    ) f
+)
+update gateway.effects f set result = null, sealed = held.sealed, key_id = $4
+from held
+where f.ctid = held.place;
+
+-- name: move_once_keys
+-- Who acts for a key acts for its digest (primary key). Where another does so already, the one counts
+-- that has finished.
+with moved as (
+    delete from gateway.once_keys o
+    using unnest($2::text[], $3::text[], $4::text[]) as i (handler, key, digest)
+    where o.route = $1 and o.handler = i.handler and o.key = i.key
+    returning o.route, o.handler, i.digest, o.delivery_id, o.token, o.finished_at
+)
+insert into gateway.once_keys as o (route, handler, key, delivery_id, token, finished_at)
+select * from moved
+on conflict (route, handler, key) do update
+set delivery_id = excluded.delivery_id, token = excluded.token, finished_at = excluded.finished_at
+where o.finished_at is null and excluded.finished_at is not null;
+
+-- name: silence_alerts
+-- Alerts quote the last error of a handler: those of before its route was encrypted.
+update gateway.alert_messages m
+set message = jsonb_set(m.message::jsonb, '{data,error}', 'null')::json
+where m.route = any ($1::text[]) and m.message #>> '{data,error}' is not null
+  and m.message #>> '{data,error}' not like '%its text is encrypted';

@@ -1,0 +1,127 @@
+-- name: count_keys
+-- Under which keys something is kept, and how much, at most so many of each: found by skipping through
+-- processed_events_key, attempts_key and effects_key.
+with recursive of_events as (
+    (select key_id from gateway.processed_events
+     where key_id > '' order by key_id limit 1)
+    union all
+    select next.key_id from of_events k cross join lateral (
+        select key_id from gateway.processed_events
+        where key_id > '' and key_id > k.key_id
+        order by key_id limit 1) next
+), of_attempts as (
+    (select key_id from gateway.attempts where key_id is not null order by key_id limit 1)
+    union all
+    select next.key_id from of_attempts k cross join lateral (
+        select key_id from gateway.attempts
+        where key_id is not null and key_id > k.key_id order by key_id limit 1) next
+), of_effects as (
+    (select key_id from gateway.effects where key_id is not null order by key_id limit 1)
+    union all
+    select next.key_id from of_effects k cross join lateral (
+        select key_id from gateway.effects
+        where key_id is not null and key_id > k.key_id order by key_id limit 1) next
+), used as (
+    select key_id from of_events union select key_id from of_attempts union select key_id from of_effects
+)
+select used.key_id, e.n as events, a.n as attempts, f.n as effects
+from used
+cross join lateral (select count(*) as n from (
+    select from gateway.processed_events
+    where key_id = used.key_id and key_id > '' limit $1) few) e
+cross join lateral (select count(*) as n from (
+    select from gateway.attempts where key_id = used.key_id limit $1) few) a
+cross join lateral (select count(*) as n from (
+    select from gateway.effects where key_id = used.key_id limit $1) few) f
+order by used.key_id;
+
+-- name: find_events_under
+-- The next events under a key (processed_events_key), as many as come to so many bytes.
+select route, event_id, body as sealed
+from (
+    select route, event_id, body,
+           sum(octet_length(body)) over (order by route, event_id) - octet_length(body) as before
+    from (
+        select route, event_id, body from gateway.processed_events
+        where key_id = $1 and key_id > '' and body is not null and (route, event_id) > ($2, $3)
+          and coalesce(route = $4, true)
+        order by route, event_id
+        limit $5
+    ) page
+) sized
+where before < $6
+order by route, event_id;
+
+-- name: find_attempts_under
+-- The next attempts under a key (attempts_key).
+select a.delivery_id, a.number, a.sealed
+from gateway.attempts a
+where a.key_id = $1 and (a.delivery_id, a.number) > ($2, $3)
+  and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = a.delivery_id))
+order by a.delivery_id, a.number
+limit $5;
+
+-- name: find_effects_under
+-- The next effects under a key (effects_key).
+select f.delivery_id, f.name, f.sealed
+from gateway.effects f
+where f.key_id = $1 and (f.delivery_id, f.name) > ($2, $3)
+  and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = f.delivery_id))
+order by f.delivery_id, f.name
+limit $5;
+
+-- name: reseal_events
+-- Events as they are kept from now on, where they are still under the key that they were read under
+-- (primary key): one that was erased or rekeyed meanwhile stays as it is.
+with held as materialized (
+    select e.place, i.sealed
+    from unnest($1::text[], $2::text[], $3::bytea[]) as i (route, event_id, sealed)
+    cross join lateral (
+        select ctid as place from gateway.processed_events
+        where route = i.route and event_id = i.event_id and key_id = $4 and body is not null
+        limit 1
+        for no key update
+    ) e
+)
+update gateway.processed_events e set body = held.sealed, key_id = $5
+from held
+where e.ctid = held.place
+returning e.event_id;
+
+-- name: reseal_attempts
+-- The same of errors (attempts_pkey).
+with held as materialized (
+    select a.place, i.sealed
+    from unnest($1::bigint[], $2::integer[], $3::bytea[]) as i (delivery_id, number, sealed)
+    cross join lateral (
+        select ctid as place from gateway.attempts
+        where delivery_id = i.delivery_id and number = i.number and key_id = $4
+        limit 1
+        for no key update
+    ) a
+)
+update gateway.attempts a set sealed = held.sealed, key_id = $5
+from held
+where a.ctid = held.place
+returning a.delivery_id;
+
+-- name: reseal_effects
+-- The same of results (effects_pkey).
+with held as materialized (
+    select f.place, i.sealed
+    from unnest($1::bigint[], $2::text[], $3::bytea[]) as i (delivery_id, name, sealed)
+    cross join lateral (
+        select ctid as place from gateway.effects
+        where delivery_id = i.delivery_id and name = i.name and key_id = $4
+        limit 1
+        for no key update
+    ) f
+)
+update gateway.effects f set sealed = held.sealed, key_id = $5
+from held
+where f.ctid = held.place
+returning f.delivery_id;
+
+-- name: note_rekey
+-- Who had everything put under the first key.
+insert into gateway.audit (actor, action, route, reason) values ($1, 'rekey', $2, $3);

@@ -1,0 +1,51 @@
+"""Which keys are in use, and whether they are at hand."""
+
+from collections.abc import Iterable, Mapping
+
+from typing_extensions import TypedDict
+
+from gateway.ledger.rekeying import KeyUse
+from gateway.sealing import KeyRing
+
+
+class KeyState(TypedDict):
+    """A key of encrypted routes."""
+
+    key_id: str
+    events: int
+    """Under it; of this and of what follows at most 10,001 are counted."""
+    attempts: int
+    effects: int
+    spooled: int
+    """In the spool of the machine that answers."""
+    encrypts: bool | None
+    """Whether it is the first of `keys`; null where the process that answers has no keys."""
+    at_hand: bool | None
+    """Whether it is among `keys`; null where the process that answers has no keys."""
+
+
+def key_states(
+    uses: Iterable[KeyUse], ring: KeyRing | None, spooled: Mapping[str, int]
+) -> list[KeyState]:
+    """Every key that is in use or at hand, the one that encrypts first."""
+    used = {use.key_id: use for use in uses}
+    ours = () if ring is None else ring.ids
+    others = sorted(key for key in {*used, *spooled} if key not in ours)
+    return [_state(used.get(key, KeyUse(key_id=key)), ring, spooled) for key in (*ours, *others)]
+
+
+def _state(use: KeyUse, ring: KeyRing | None, spooled: Mapping[str, int]) -> KeyState:
+    return {
+        "key_id": use.key_id,
+        "events": use.events,
+        "attempts": use.attempts,
+        "effects": use.effects,
+        "spooled": spooled.get(use.key_id, 0),
+        "encrypts": None if ring is None else ring.ids[:1] == (use.key_id,),
+        "at_hand": None if ring is None else use.key_id in ring.ids,
+    }
+
+
+def in_use(state: KeyState) -> int:
+    """How much would be unreadable without it."""
+    return state["events"] + state["attempts"] + state["effects"] + state["spooled"]

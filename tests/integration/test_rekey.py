@@ -1,0 +1,232 @@
+"""`gateway rekey`: a change of keys beside live traffic, and what was stored before."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+
+from gateway import Context, Event, Reject
+from gateway.ledger.connection import Connection
+from gateway.ledger.rekeying import BATCH, KeyUse, count_keys
+from gateway.ledger.sealed import Vault
+from gateway.model import ReplayPolicy
+from gateway.operate.rekey import Place, Rekeyed, rekey
+from gateway.registry.key_path import KeyPath
+from tests.integration.test_encryption import BODY, MARK, encrypted, run, sealed_claim
+from tests.support.keys import find_in_ledger, make_key, make_vault
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.waiting import until
+from tests.support.workers import make_config, subscribe, working
+
+OLD, NEW = make_key(), make_key()
+BEFORE, BOTH, AFTER = make_vault(OLD), make_vault(NEW, OLD), make_vault(NEW)
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+async def failing(event: Event, ctx: Context) -> None:
+    await ctx.once("mail", lambda: event.payload)
+    raise Reject(f"no {event.payload['secret']}")
+
+
+async def rekey_all(connection: Connection, vault: Vault, **options: Any) -> Rekeyed:
+    """Piece by piece, as the command does."""
+    place: Place | None = None
+    total = Rekeyed()
+    while True:
+        done, place = await rekey(connection, vault, place, **options)
+        total = Rekeyed(
+            events=total.events + done.events,
+            attempts=total.attempts + done.attempts,
+            effects=total.effects + done.effects,
+            past=total.past + done.past,
+            busy=total.busy + done.busy,
+            broken=total.broken + done.broken,
+        )
+        if place is None:
+            return total
+
+
+async def test_after_a_rekey_nothing_needs_the_old_key(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    count = BATCH + 5
+    await claim_all(
+        database_url, [sealed_claim(BEFORE, f"evt_{n:03}", body=BODY) for n in range(count)]
+    )
+    await ledger.run("delete from gateway.deliveries where event_id <> 'evt_007'")
+    await run(database_url, ledger, BEFORE, failing, to={"dead": 1})
+    old = KeyUse(key_id=BEFORE.ring.first, events=count, attempts=1, effects=1)
+    assert await count_keys(connection) == [old]
+    done = await rekey_all(connection, BOTH, limit=50)
+    assert (done.events, done.attempts, done.effects, done.past) == (count, 1, 1, 0)
+    new = KeyUse(key_id=AFTER.ring.first, events=count, attempts=1, effects=1)
+    assert await count_keys(connection) == [new]
+    assert await rekey_all(connection, BOTH) == Rekeyed()
+    got = list[Any]()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        got.append((event.body, await ctx.once("mail", lambda: None)))
+
+    await ledger.replay(await ledger.value("select id from gateway.deliveries"))
+    await run(database_url, ledger, AFTER, handler, to={"done": 1})
+    assert got == [(BODY, orjson.loads(BODY))]
+    assert await find_in_ledger(database_url, MARK) == []
+
+
+async def test_a_rekey_of_a_route_leaves_the_others(
+    database_url: str, connection: Connection
+) -> None:
+    both = make_vault(OLD, routes=["stripe", "github"])
+    await claim_all(
+        database_url, [both.seal_claim(make_claim(route=r)) for r in ("stripe", "github")]
+    )
+    assert (await rekey_all(connection, BOTH, route="github")).events == 1
+    assert {use.key_id: use.events for use in await count_keys(connection)} == {
+        BEFORE.ring.first: 1,
+        AFTER.ring.first: 1,
+    }
+
+
+async def test_what_is_under_a_missing_key_or_broken_is_left_and_told(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    lost = make_vault()
+    await claim_all(database_url, [sealed_claim(lost, "evt_lost")])
+    await claim_all(database_url, [sealed_claim(BEFORE, f"evt_{n}") for n in range(3)])
+    await ledger.run(
+        "update gateway.processed_events set body = set_byte(body, 40, get_byte(body, 40) # 1)"
+        " where event_id = 'evt_1'"
+    )
+    done = await rekey_all(connection, BOTH)
+    assert (done.events, done.broken) == (2, ("processed_events stripe evt_1",))
+    left = {use.key_id: use.events for use in await count_keys(connection)}
+    assert left == {lost.ring.first: 1, BEFORE.ring.first: 1, AFTER.ring.first: 2}
+
+
+async def test_a_row_that_changes_while_it_is_sealed_anew_is_left_to_whoever_changed_it(
+    database_url: str, ledger: Reader, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await claim_all(database_url, [sealed_claim(BEFORE, f"evt_{n}") for n in range(3)])
+    to_thread = asyncio.to_thread
+
+    async def meanwhile(*args: Any) -> Any:
+        await ledger.run(
+            "update gateway.processed_events set body = null, headers = null, key_id = ''"
+            " where event_id = 'evt_1'"
+        )
+        return await to_thread(*args)
+
+    monkeypatch.setattr(asyncio, "to_thread", meanwhile)
+    assert (await rekey_all(connection, BOTH)).events == 2
+    assert (
+        await ledger.value("select key_id from gateway.processed_events where body is null") == ""
+    )
+    assert [use.key_id for use in await count_keys(connection)] == [AFTER.ring.first]
+
+
+async def test_two_rekeys_at_once_do_it_once_beside_workers_that_run(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    ran = list[str]()
+
+    async def handler(event: Event, _: Context) -> None:
+        assert event.body == BODY
+        ran.append(event.id)
+
+    count = 300
+    await claim_all(database_url, [sealed_claim(BEFORE, f"evt_{n:03}") for n in range(count)])
+    other = await asyncpg.connect(database_url)
+    async with working(database_url, subscribe(handler), config=encrypted(), ring=BOTH.ring):
+        one, two = await asyncio.gather(
+            rekey_all(connection, BOTH, limit=7), rekey_all(other, BOTH, limit=11)
+        )
+        await until(lambda: _are_done(ledger, count))
+    await other.close()
+    assert one.events + two.events == count
+    assert (len(ran), len(set(ran))) == (count, count)
+    assert [use.events for use in await count_keys(connection)] == [count]
+
+
+async def _are_done(ledger: Reader, count: int) -> bool:
+    return await ledger.statuses() == {"done": count}
+
+
+async def test_what_was_stored_before_its_route_was_encrypted_is_sealed_with_all_of_it(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    turns = KeyPath.parse("key")
+    claim = make_claim("evt_1", body=BODY, replay=ReplayPolicy.REFUSE)
+    keyed = claim._replace(
+        headers={"x-note": MARK}, order_keys={"handlers.count": f"{MARK}@example.com"}
+    )
+    await claim_all(database_url, [keyed])
+    once = subscribe(failing, once_per=turns)
+    await run(database_url, ledger, AFTER, once, to={"dead": 1}, config=make_config())
+    assert len({line.split(":")[0] for line in await find_in_ledger(database_url, MARK)}) >= 4
+    done = await rekey_all(connection, AFTER)
+    assert (done.past, done.busy) == (1, 0)
+    assert await find_in_ledger(database_url, MARK) == []
+    row = await ledger.delivery()
+    assert row["error"] == "REJECTED, its text is encrypted"
+    assert await rekey_all(connection, AFTER) == Rekeyed()
+    sealed = AFTER.seal_claim(keyed)
+    [same, replayed] = await claim_all(
+        database_url, [sealed, sealed._replace(envelope=make_claim("evt_2").envelope)]
+    )
+    assert (same.verdict, same.conflict, replayed.verdict) == ("duplicate", False, "replayed")
+
+    ran = list[Any]()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        ran.append((event.headers, await ctx.once("mail", lambda: None)))
+
+    await ledger.replay(row["id"])
+    again = subscribe(handler, once_per=turns)
+    await run(database_url, ledger, AFTER, again, to={"done": 1})
+    assert ran == [({"x-note": MARK}, orjson.loads(BODY))]
+
+
+async def test_deliveries_that_wait_for_their_turn_keep_their_order_through_it(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    body = orjson.dumps({"key": MARK})
+    keyed = {"handlers.count": MARK}
+    plain = [make_claim(f"evt_{n}", body=body, order_keys=keyed) for n in range(3)]
+    for claim in (*plain, AFTER.seal_claim(make_claim("evt_3", body=body, order_keys=keyed))):
+        await claim_all(database_url, [claim])
+    assert (await rekey_all(connection, AFTER)).past == 3
+    keys = await ledger.rows("select distinct order_key from gateway.deliveries")
+    assert len(keys) == 1
+    assert keys[0]["order_key"].startswith("digest:")
+    ran = list[str]()
+
+    async def handler(event: Event, _: Context) -> None:
+        ran.append(event.id)
+
+    ordered = subscribe(handler, order_by=KeyPath.parse("key"))
+    await run(database_url, ledger, AFTER, ordered, to={"done": 4})
+    assert sorted(ran) == [f"evt_{n}" for n in range(4)]
+    assert [n for n in ran if n != "evt_3"] == ["evt_0", "evt_1", "evt_2"]
+
+
+async def test_what_runs_is_left_for_the_next_time(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1", body=BODY), make_claim("evt_2", body=BODY)])
+    await ledger.run(
+        "update gateway.deliveries set status = 'running', lease_token = gen_random_uuid(),"
+        " leased_until = now() + interval '1 h' where event_id = 'evt_1'"
+    )
+    done = await rekey_all(connection, AFTER)
+    assert (done.past, done.busy) == (1, 1)
+    await ledger.run("update gateway.deliveries set status = 'pending', lease_token = null")
+    assert (await rekey_all(connection, AFTER)).past == 1
