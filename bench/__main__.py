@@ -14,7 +14,7 @@ from pathlib import Path
 
 import asyncpg
 
-from bench import burst, combined, effect, growth, ingest, latency, processing
+from bench import burst, combined, effect, flood, growth, ingest, latency, processing
 from bench.chart import draw
 from bench.environment import RESULTS, ROOT, Environment, open_environment
 from bench.figures import Results
@@ -32,6 +32,7 @@ STAGES: dict[str, Callable[[Environment, Plan], Results]] = {
     "effect": effect.run,
     "burst": burst.run,
     "combined": combined.run,
+    "flood": flood.run,
     "growth": growth.run,
 }
 FULL_ONLY = ("growth",)

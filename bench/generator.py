@@ -111,10 +111,17 @@ def open_loop(
     port: int, requests: Path, *, rate: float, seconds: float, answers: Path | None = None
 ) -> Sample:
     """At a fixed rate, whatever the other side does."""
+    with start_open_loop(port, requests, rate=rate, seconds=seconds, answers=answers) as load:
+        return load.figures(seconds + OVERTIME_S)
+
+
+def start_open_loop(
+    port: int, requests: Path, *, rate: float, seconds: float, answers: Path | None = None
+) -> Loading:
+    """The same, beside something else."""
     options = ["--rate", str(rate), "--seconds", str(seconds)]
     options += [] if answers is None else ["--answers", str(answers)]
-    with Loading(_own(port, requests, options), requests) as load:
-        return load.figures(seconds + OVERTIME_S)
+    return Loading(_own(port, requests, options), requests)
 
 
 def _own(port: int, requests: Path, options: Sequence[str]) -> list[str]:

@@ -33,6 +33,8 @@ class Plan:
     arq_effect_seconds: int
     burst_events: int
     combined_seconds: int
+    flood_rounds: int
+    flood_seconds: int
 
     growth_rounds: int = 3
     ledger_events: int = 5_000_000
@@ -65,6 +67,8 @@ FULL = Plan(
     arq_effect_seconds=10,
     burst_events=50_000,
     combined_seconds=10,
+    flood_rounds=7,
+    flood_seconds=10,
 )
 
 QUICK = Plan(
@@ -88,4 +92,6 @@ QUICK = Plan(
     arq_effect_seconds=1,
     burst_events=5_000,
     combined_seconds=2,
+    flood_rounds=1,
+    flood_seconds=2,
 )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench import contest, effect, processing
+from bench import contest, effect, flood, processing
 from bench.contest import AGAIN, STARLETTE
 from bench.figures import Results, Sample, round_ratios
 from bench.targets import Target, null_noise
@@ -144,6 +144,30 @@ def _combined(results: Results, _: Results) -> None:
     )
 
 
+def _flood(results: Results, _: Results) -> None:
+    rows = []
+    for name, row in results["summary"].items():
+        of_alone = round_ratios(results["samples"], name, flood.ALONE, "p99_ms")
+        rows.append(
+            (
+                flood.TITLES[name],
+                f"{row['p50_ms']:.2f}",
+                f"{row['p99_ms']:.1f}",
+                _spread(of_alone),
+                f"{row['own_cpu_us']:.0f}",
+                *(f"{row[count]:,.0f}" for count in ("looked_at", "not_looked_at", "rows")),
+                f"{row['log_bytes'] / row['requests']:.0f}",
+                f"{row['steal']:.0%}",
+            )
+        )
+    heads = ("", "p50 ms", "p99 ms", "p99 of alone", "CPU us", "403", "429", "rows", "log B")
+    title = (
+        f"Flood: {flood.GOOD_PER_SECOND} good requests/s, 50,000 forged ones a minute beside them;"
+        " CPU and log per good request, rows beside events and deliveries"
+    )
+    _table(title, (*heads, "steal"), rows)
+
+
 def _growth(results: Results, _: Results) -> None:
     ledger, waiting, pruning = results["ledger"], results["waiting"], results["pruning"]
     serve, worker, queue = (
@@ -173,6 +197,7 @@ SECTIONS = {
     "effect": _effect,
     "burst": _burst,
     "combined": _combined,
+    "flood": _flood,
     "growth": _growth,
 }
 COSTS = ("CPU us", "Postgres us", "Redis us", "steal")

@@ -5,7 +5,7 @@ import hmac
 import os
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,24 @@ REPEAT_EVERY = 5
 BUFFER_BYTES = 1024**2
 
 
-def write_stripe(file: Path, count: int) -> None:
+def write_stripe(file: Path, count: int, *, sender: bytes = b"") -> None:
     """About 3 KB each, all ids new."""
-    _write(file, stripe_requests(count))
+    _write(file, stripe_requests(count, sender=lambda: sender))
+
+
+def write_forged(file: Path, count: int, sender: Callable[[], bytes]) -> None:
+    """The same, signed with another secret."""
+    _write(file, stripe_requests(count, sender=sender, secret=b"whsec_of_a_forger"))
+
+
+def one_address() -> bytes:
+    """Always the same, as a proxy tells it."""
+    return b"203.0.113.7"
+
+
+def any_address() -> bytes:
+    """One of 2**64 networks."""
+    return b"2001:db8:%s::1" % b":".join(os.urandom(2).hex().encode() for _ in range(2))
 
 
 def write_duplicates(file: Path, count: int) -> None:
@@ -56,17 +71,21 @@ def _write(file: Path, requests: Iterable[bytes]) -> None:
             sink.write(request)
 
 
-def stripe_requests(count: int) -> Iterator[bytes]:
-    """With new ids, signed now."""
+def stripe_requests(
+    count: int, *, sender: Callable[[], bytes] = bytes, secret: bytes = SECRET
+) -> Iterator[bytes]:
+    """With new ids, signed now; behind a proxy where a sender is named."""
     before, after = stripe_body()
     stamp = str(int(datetime.now(UTC).timestamp())).encode()
     for _ in range(count):
         body = b"%sevt_%s%s" % (before, _random_hex(), after)
-        signature = hmac.digest(SECRET, stamp + b"." + body, hashlib.sha256).hex().encode()
+        signature = hmac.digest(secret, stamp + b"." + body, hashlib.sha256).hex().encode()
+        address = sender()
+        forwarded = b"x-forwarded-for: %s\r\n" % address if address else b""
         yield (
             b"POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-            b"stripe-signature: t=%s,v1=%s\r\ncontent-length: %d\r\n\r\n%s"
-        ) % (STRIPE_PATH.encode(), stamp, signature, len(body), body)
+            b"%sstripe-signature: t=%s,v1=%s\r\ncontent-length: %d\r\n\r\n%s"
+        ) % (STRIPE_PATH.encode(), forwarded, stamp, signature, len(body), body)
 
 
 def _repeating(requests: Iterator[bytes], count: int) -> Iterator[bytes]:

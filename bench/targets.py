@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from bench import flood
 from bench.contest import AGAIN, GATEWAY, PAIR, STARLETTE, TEXTBOOK
 from bench.figures import Results, round_ratios
 from bench.processing import WORKER
@@ -102,6 +103,28 @@ def _lone_budget_ms(stages: Stages) -> float:
     return commit + 1.5 * route
 
 
+def _flooded(name: str) -> Callable[[Stages], float]:
+    return lambda stages: median(
+        round_ratios(stages["flood"]["samples"], name, flood.ALONE, "p99_ms")
+    )
+
+
+def _flood_noise(stages: Stages) -> float:
+    samples = stages["flood"]["samples"]
+    return median(abs(r - 1) for r in round_ratios(samples, flood.AGAIN, flood.ALONE, "p99_ms"))
+
+
+def _in_floods(*figures: str) -> Callable[[Stages], float]:
+    """The most of any run beside a flood."""
+
+    def value(stages: Stages) -> float:
+        samples = stages["flood"]["samples"]
+        found = [*samples[flood.ONE], *samples[flood.MANY]]
+        return float(max(sum(sample[figure] for figure in figures) for sample in found))
+
+    return value
+
+
 def _grown(which: str) -> Callable[[Stages], float]:
     def value(stages: Stages) -> float:
         first, last = stages["growth"]["waiting"][which]
@@ -194,6 +217,30 @@ DEFINITIONS = (
         value=lambda stages: float(stages["burst"]["clean"]),
         at_least=1,
         unit="yes",
+    ),
+    *(
+        Definition(
+            name=f"flood from {name}: p99 of good requests over alone",
+            stages=("flood",),
+            value=_flooded(name),
+            at_most=1.5,
+            slack=_flood_noise,
+        )
+        for name in (flood.ONE, flood.MANY)
+    ),
+    Definition(
+        name="flood: good requests that were not taken",
+        stages=("flood",),
+        value=_in_floods("not_2xx", "failed"),
+        at_most=0,
+        unit="count",
+    ),
+    Definition(
+        name="flood: rows that it leaves",
+        stages=("flood",),
+        value=_in_floods("rows"),
+        at_most=1_000,
+        unit="count",
     ),
     Definition(
         name="growth: ingest on a full ledger over an empty one",
