@@ -23,7 +23,7 @@ from bench.page import PAGE, write_figures
 from bench.plan import FULL, QUICK, Plan
 from bench.processes import BenchFailed
 from bench.report import machine_line, print_report
-from bench.targets import check_targets
+from bench.targets import Target, check_targets
 
 STAGES: dict[str, Callable[[Environment, Plan], Results]] = {
     "ingest": ingest.run,
@@ -47,23 +47,32 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES)
     )
+    parser.add_argument(
+        "--add", action="store_true", help="add what --only measures to the last full run's results"
+    )
     parser.add_argument("--connections", type=int, default=FULL.connections)
     parser.add_argument(
         "--redraw", action="store_true", help="only make chart and page anew from latest.json"
     )
     options = parser.parse_args()
     if options.redraw:
-        sys.exit(_redraw())
+        _show(_latest(), LATEST)
+        sys.exit()
+    if options.add and (options.quick or not options.only):
+        parser.error("--add goes with --only, and not with --quick")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     plan = replace(QUICK if options.quick else FULL, connections=options.connections)
     wanted = options.only or [
         stage for stage in STAGES if not (options.quick and stage in FULL_ONLY)
     ]
     document = measure(plan, wanted)
-    targets = check_targets(document["stages"])
-    document["targets"] = [target.as_json() for target in targets]
-    print_report(document, targets)
-    _write(document, _result_name(options))
+    print_report(document, _judge(document))
+    if options.add and not document["failed"]:
+        document = _added(_latest(), document)
+        _judge(document)
+        _write(document, LATEST)
+    else:
+        _write(document, _result_name(options))
     sys.exit(1 if document["failed"] else 0)
 
 
@@ -136,13 +145,28 @@ def _write(document: Results, name: str) -> None:
     print(f"\nWritten: {', '.join(str(file.relative_to(ROOT)) for file in written)}")
 
 
-def _redraw() -> str | None:
+def _latest() -> Results:
     try:
-        document = json.loads((RESULTS / f"{LATEST}.json").read_text())
+        document: Results = json.loads((RESULTS / f"{LATEST}.json").read_text())
     except FileNotFoundError:
-        return "there are no results of a full run yet: run `make bench`"
-    _show(document, LATEST)
-    return None
+        sys.exit("there are no results of a full run yet: run `make bench`")
+    return document
+
+
+def _judge(document: Results) -> list[Target]:
+    targets = check_targets(document["stages"])
+    document["targets"] = [target.as_json() for target in targets]
+    return targets
+
+
+def _added(latest: Results, more: Results) -> Results:
+    """A stage that is new need not wait for the next full run; it says itself when it was run."""
+    run = {name: more[name] for name in ("date", "commit")}
+    return {
+        **latest,
+        "stages": {**latest["stages"], **more["stages"]},
+        "added": {**latest.get("added", {}), **dict.fromkeys(more["stages"], run)},
+    }
 
 
 def _show(document: Results, name: str) -> list[Path]:

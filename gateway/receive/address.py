@@ -14,7 +14,10 @@ from gateway.receive.forwarded import MOST_HOPS, hops_of_list, hops_of_pairs, re
 
 FOR_LIST: Final = b"x-forwarded-for"
 FORWARDED: Final = b"forwarded"
+KNOWN: Final = "gateway.client"
 REMEMBERED: Final = 4096
+SHORT_LINE: Final = 128
+"""Bytes. Longer lines are read anew each time: what is remembered is bounded."""
 MOST_TOLD: Final = 8
 """Peers of which is said that they forward and are not trusted."""
 
@@ -46,16 +49,8 @@ class Client:
     address: Address
     group: int
     """What shares one count: an IPv4 address; of IPv6 the /64, which one customer has whole."""
-
-
-def make_client(text: str) -> Client | None:
-    """None where the text is no address."""
-    address = read_hop(text)
-    if address is None:
-        return None
-    bits = int(address)
-    is_four = isinstance(address, IPv4Address)
-    return Client(address, bits if is_four else 1 << 64 | bits >> 64)
+    is_proxy: bool = False
+    """Whether what it says of others is believed."""
 
 
 class Addresses:
@@ -63,15 +58,28 @@ class Addresses:
 
     def __init__(self, trusted: Networks | None) -> None:
         self._trusted = trusted or Networks()
-        self._read = lru_cache(maxsize=REMEMBERED)(make_client)
+        self._read = lru_cache(maxsize=REMEMBERED)(self._make)
+        self._follow = lru_cache(maxsize=REMEMBERED)(self._follow_line)
         self._told: set[Address] = set()
+
+    def _make(self, text: str) -> Client | None:
+        """None where the text is no address."""
+        address = read_hop(text)
+        if address is None:
+            return None
+        bits = int(address)
+        group = bits if isinstance(address, IPv4Address) else 1 << 64 | bits >> 64
+        return Client(address, group, address in self._trusted)
 
     def of(self, scope: Scope) -> Client | None:
         """The client. None where the peer has no address: a Unix socket."""
         peer = self._peer(scope)
-        if peer is None or peer.address not in self._trusted:
+        if peer is None or not peer.is_proxy:
             return peer
-        return self._behind(scope) or peer
+        if KNOWN not in scope:
+            scope[KNOWN] = self._behind(scope) or peer
+        client: Client = scope[KNOWN]
+        return client
 
     def is_masked(self, scope: Scope) -> bool:
         """Whether the address is most likely that of a proxy of ours that nobody has named: all
@@ -82,7 +90,7 @@ class Addresses:
     def tell_of_proxy(self, scope: Scope) -> bool:
         """Whether an untrusted peer says for whom it forwards; says so itself, once per peer."""
         peer = self._peer(scope)
-        if peer is None or peer.address in self._trusted or not _lines(scope, FOR_LIST, FORWARDED):
+        if peer is None or peer.is_proxy or not _forwards(scope):
             return False
         if peer.address not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(peer.address)
@@ -99,14 +107,19 @@ class Addresses:
         return None if peer is None else self._read(peer[0])
 
     def _behind(self, scope: Scope) -> Client | None:
-        """None where nothing is said that can be believed. Where both headers are there they must
-        agree: a proxy that writes one of them may pass on the other as a stranger wrote it."""
-        found = []
-        for name, hops in ((FOR_LIST, hops_of_list), (FORWARDED, hops_of_pairs)):
-            lines = _lines(scope, name)
-            if lines:
-                found.append(self._first_untrusted(hops(lines)))
+        """None where nothing is said that can be believed."""
+        lists = [value for name, value in scope["headers"] if name == FOR_LIST]
+        pairs = [value for name, value in scope["headers"] if name == FORWARDED]
+        if len(lists) == 1 and not pairs and len(lists[0]) <= SHORT_LINE:
+            return self._follow(lists[0])
+        # Where both are there they must agree: a proxy that writes one of them may pass on the
+        # other as a stranger wrote it.
+        found = [self._first_untrusted(hops_of_list(lists))] if lists else []
+        found += [self._first_untrusted(hops_of_pairs(pairs))] if pairs else []
         return found[0] if found and found[0] == found[-1] else None
+
+    def _follow_line(self, line: bytes) -> Client | None:
+        return self._first_untrusted(hops_of_list([line]))
 
     def _first_untrusted(self, hops: Iterator[str]) -> Client | None:
         """The nearest that is no proxy of ours; where all are, the furthest of them."""
@@ -115,10 +128,10 @@ class Addresses:
             client = self._read(hop) if len(hop) <= LONGEST_ADDRESS else None
             if client is None or number == MOST_HOPS:
                 return None
-            if client.address not in self._trusted:
+            if not client.is_proxy:
                 return client
         return client
 
 
-def _lines(scope: Scope, *names: bytes) -> list[bytes]:
-    return [value for name, value in scope["headers"] if name in names]
+def _forwards(scope: Scope) -> bool:
+    return any(name in (FOR_LIST, FORWARDED) for name, _ in scope["headers"])
