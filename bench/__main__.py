@@ -161,7 +161,7 @@ def _judge(document: Results) -> list[Target]:
 
 def _added(latest: Results, more: Results) -> Results:
     """A stage that is new need not wait for the next full run; it says itself when it was run."""
-    run = {name: more[name] for name in ("date", "commit")}
+    run = {name: more[name] for name in ("date", "commit", "machine")}
     return {
         **latest,
         "stages": {**latest["stages"], **more["stages"]},

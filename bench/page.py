@@ -20,7 +20,8 @@ def figures(document: Results) -> str:
         print_report(document, check_targets(document["stages"]))
     measured = f"Measured on {_run(document)}."
     for stage, run in document.get("added", {}).items():
-        measured += f" The {stage} was measured on {_run(run)}."
+        commit_ms = run["machine"]["commit_p50_ms"]
+        measured += f" The {stage}: on {_run(run)}, when a bare commit took {commit_ms:.2f} ms."
     return f"{measured}\n\n```text\n{text.getvalue().strip()}\n```"
 
 

@@ -602,7 +602,7 @@ SAFEGUARDS: Final = (
         "the addresses that are remembered are bounded",
         "gateway/receive/limits.py",
         "        if len(self._until) > MOST_ADDRESSES:\n"
-        "            del self._until[next(iter(self._until))]\n",
+        "            self._until.popitem(last=False)\n",
         "",
         "tests/unit/test_request_limits.py::"
         "test_memory_is_bounded_and_what_is_forgotten_is_looked_at",

@@ -41,6 +41,7 @@ from gateway.routes import Route
 
 COMPLAINTS_PER_SECOND: Final = 20
 FLOODS_PER_SECOND: Final = 1
+REFUSED: Final = 400
 
 log = structlog.get_logger("gateway.receive")
 
@@ -125,10 +126,12 @@ class Door(ABC):
             if not self._knows(self._headers(scope)):
                 raise Unauthorized("no bearer token, or a wrong one")
             self._gate.check_address(scope)
+            answer = self._greet(scope) or answers.METHOD_NOT_ALLOWED
         except RequestRejected as rejection:
+            answer = self._refused(rejection)
+        if answer.status >= REFUSED:  # a handshake has a token that can be guessed, too
             self._gate.refused(scope)
-            return self._refused(rejection)
-        return self._greet(scope) or answers.METHOD_NOT_ALLOWED
+        return answer
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         body = b""

@@ -1,6 +1,7 @@
 """How many events a route takes, and how many refused requests of one address are looked at."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -65,9 +66,9 @@ class Strangers:
         self._clock = clock
         self._each_s = period_s / rate.count
         self._slack_s = BURST_PERIODS * period_s
-        self._until: dict[int, float] = {}
+        self._until: OrderedDict[int, float] = OrderedDict()
         """By group, as in `Allowance`; whoever was refused last is at the end."""
-        self._known: dict[int, float] = {}
+        self._known: OrderedDict[int, float] = OrderedDict()
         """When a verified request last came from there."""
 
     def __len__(self) -> int:
@@ -88,10 +89,11 @@ class Strangers:
             return
         now = self._clock()
         cost_s = self._each_s * (1 + body_bytes // COST_BYTES)
-        until = max(self._until.pop(client.group, now), now) + cost_s
+        until = max(self._until.get(client.group, now), now) + cost_s
         self._until[client.group] = min(until, now + self._slack_s + LONGEST_S)
+        self._until.move_to_end(client.group)
         if len(self._until) > MOST_ADDRESSES:
-            del self._until[next(iter(self._until))]
+            self._until.popitem(last=False)
 
     def verified(self, scope: Scope) -> None:
         """Remembers from where. On the path of every request: no more than a look-up, mostly."""
@@ -104,11 +106,11 @@ class Strangers:
             return
         if seen is None:
             self._addresses.tell_of_proxy(scope)
-        self._known.pop(client.group, None)
         self._known[client.group] = now
+        self._known.move_to_end(client.group)
         self._until.pop(client.group, None)
         if len(self._known) > MOST_ADDRESSES:
-            del self._known[next(iter(self._known))]
+            self._known.popitem(last=False)
 
     def _is_known(self, group: int) -> bool:
         seen = self._known.get(group)

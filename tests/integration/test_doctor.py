@@ -20,6 +20,7 @@ from gateway.development import RunningUp, write_up
 from gateway.embedded import Postgres
 from gateway.ledger.connection import open_pool
 from gateway.ledger.tallies import REQUESTS, Tallies
+from gateway.notation.networks import make_networks
 from gateway.operate.doctor.configuration import read_installation
 from gateway.operate.doctor.examine import examine
 from gateway.operate.doctor.finding import Finding
@@ -43,6 +44,7 @@ ROLES_SQL = Path(__file__).parents[2] / "deploy" / "roles.sql"
 EVERY_15M = Reconcile(every=timedelta(minutes=15), api_url="https://api.stripe.com")
 SECRET = "whsec_0123456789abcdef0123456789abcdef"
 OTHER = "a github secret of 32 characters"
+PROXIES = make_networks(["10.0.0.0/8"])
 TOKEN = "adm1n-t0ken-of-the-suite"
 
 
@@ -473,6 +475,25 @@ async def test_the_public_url_is_asked_as_a_sender_would(
         findings = await examine(place(settings, setting=changes))
     assert said in found(findings, level)
     assert "is not https" in found(findings, "warning")
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_told"),
+    [
+        ({"public_url": "https://hooks.example.com"}, True),
+        ({"public_url": "https://hooks.example.com", "trusted_proxies": PROXIES}, False),
+        ({"public_url": "http://10.0.0.7:8000"}, False),
+        ({}, False),
+    ],
+)
+async def test_a_list_of_addresses_behind_a_proxy_that_is_not_named(
+    settings: Settings, setting: Mapping[str, Any], is_told: bool
+) -> None:
+    with respx.mock as http:
+        http.get(url__regex=".*/healthz").mock(return_value=httpx.Response(404))
+        findings = await examine(place(settings, stripe(allow=PROXIES), setting=setting))
+    said = "stripe: `allow` sees the address of your proxy"
+    assert (said in found(findings, "warning")) == is_told
 
 
 async def test_a_data_directory_that_cannot_be_written(settings: Settings, tmp_path: Path) -> None:

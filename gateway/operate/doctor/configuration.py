@@ -52,6 +52,7 @@ def check_configuration(installation: Installation) -> Iterator[Finding]:
     yield from _admin_token(installation.settings)
     if installation.config is not None:
         yield _routes(installation.config)
+        yield from _allowed(installation.settings, installation.config)
     if installation.registry is not None:
         yield from _handlers(installation.registry)
 
@@ -92,6 +93,18 @@ def _admin_token(settings: Settings) -> Iterator[Finding]:
 def _routes(config: Config) -> Finding:
     names = ", ".join(route.name for route in config.routes)
     return ok(ROUTES, f"{config.file}: {len(config.routes)} routes ({names})")
+
+
+def _allowed(settings: Settings, config: Config) -> Iterator[Finding]:
+    """`serve` speaks no TLS: where senders use it, a proxy ends it, and connects in their place."""
+    listed = [route.name for route in config.routes if route.allow is not None]
+    behind = (settings.public_url or "").startswith("https://")
+    if listed and behind and settings.trusted_proxies is None:
+        yield warning(
+            ROUTES,
+            f"{', '.join(listed)[:80]}: `allow` sees the address of your proxy, not the senders'",
+            "name the proxy in GATEWAY_TRUSTED_PROXIES",
+        )
 
 
 def _handlers(registry: Registry) -> Iterator[Finding]:
