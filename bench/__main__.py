@@ -68,7 +68,7 @@ def main() -> None:
     document = measure(plan, wanted)
     print_report(document, _judge(document))
     if options.add and not document["failed"]:
-        document = _added(_latest(), document)
+        document = added(_latest(), document)
         _judge(document)
         _write(document, LATEST)
     else:
@@ -159,7 +159,7 @@ def _judge(document: Results) -> list[Target]:
     return targets
 
 
-def _added(latest: Results, more: Results) -> Results:
+def added(latest: Results, more: Results) -> Results:
     """A stage that is new need not wait for the next full run; it says itself when it was run."""
     run = {name: more[name] for name in ("date", "commit", "machine")}
     return {

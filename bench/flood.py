@@ -27,7 +27,8 @@ GOOD_PER_SECOND = 500
 SENDER = b"198.51.100.1"
 BEFORE_S, AFTER_S = 1.0, 1.0
 """The flood begins before what is measured, and ends after it."""
-SETTLE_S = 6.0
+COUNTED = "1s"
+SETTLE_S = 2.5
 """In which what was counted is added to the ledger."""
 OUTCOMES = {"looked_at": "BAD_SIGNATURE", "not_looked_at": "TOO_MANY_REFUSED"}
 ROWS = """
@@ -44,7 +45,7 @@ def run(environment: Environment, plan: Plan) -> Results:
     good = int(GOOD_PER_SECOND * plan.flood_seconds) + 1
     forged = int(FORGED_PER_SECOND * (plan.flood_seconds + BEFORE_S + AFTER_S)) + 1
     with (
-        environment.serve(GATEWAY_TRUSTED_PROXIES=HOST) as server,
+        environment.serve(GATEWAY_TRUSTED_PROXIES=HOST, GATEWAY_SWEEP=COUNTED) as server,
         environment.requests_file((good + forged) * REQUEST_BYTES) as file,
     ):
         server.wait_ready()

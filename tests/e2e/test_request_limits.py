@@ -165,6 +165,12 @@ async def test_what_is_not_looked_at_is_not_read(serving: Serving, stranger: Sen
     assert b"connection: close" in answer
 
 
+async def test_a_large_body_counts_for_what_it_costs(stranger: Sender) -> None:
+    large = b"x" * (BURST * 64 * 1024)
+    assert await stranger.ask("POST", "/webhooks/stripe", large) == REFUSED
+    assert await stranger.ask("POST", "/webhooks/stripe", large) == NOT_LOOKED_AT
+
+
 async def test_a_verified_sender_is_never_shut_out_by_what_comes_from_its_address(
     stranger: Sender,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from bench.__main__ import added
 from bench.chart import draw
 from bench.page import BEGIN, END, PAGE, figures, write_figures
 from bench.targets import Target, check_targets
@@ -44,6 +45,15 @@ def test_a_page_without_a_place_for_the_figures_is_refused(
     with pytest.raises(ValueError, match="no single place"):
         write_figures(latest, page)
     assert page.read_text() == "no place"
+
+
+def test_a_stage_that_is_added_says_itself_when_it_was_run(latest: dict[str, Any]) -> None:
+    run = {"date": "2030-01-02T03:04:05+00:00", "commit": "abc", "machine": latest["machine"]}
+    more = run | {"stages": {"burst": latest["stages"]["burst"]}}
+    document = added(latest, more)
+    assert document["stages"].keys() == latest["stages"].keys()
+    assert document["date"] == latest["date"]
+    assert "The burst: on 2030-01-02 at commit `abc`" in figures(document)
 
 
 AT_LEAST = Target(name="t", at_least=True, bound=0.8, value=0.8)

@@ -263,6 +263,10 @@ REFUSALS: Final = {
     "BAD_PAYLOAD": "signed, but no event: is the route's provider the right one?",
     "TOO_LARGE": "bodies over the route's max_body",
     "TIMEOUT": "bodies that come too slowly: the network, or a slow sender",
+    "ADDRESS_REFUSED": "a sender with new addresses, a stranger, or a proxy that is not in"
+    " GATEWAY_TRUSTED_PROXIES: see `allow` in docs/routes.md",
+    "RATE_LIMITED": "more than the route's `limit`: the sender comes again",
+    "TOO_MANY_REFUSED": "a flood of refused requests, which are no longer looked at",
 }
 
 
