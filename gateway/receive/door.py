@@ -102,7 +102,7 @@ class Door(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         if self._gate.is_closed_to(scope):
-            self._not_looked_at().send(reply)
+            self._not_looked_at(scope).send(reply)
             return
         if scope["method"] != "POST":
             self._without_body(scope).send(reply)
@@ -114,10 +114,12 @@ class Door(ABC):
             return
         answer.send(reply)
 
-    def _not_looked_at(self) -> Answer:
+    def _not_looked_at(self, scope: Scope) -> Answer:
         self._count("TOO_MANY_REFUSED")
         if self._floods.allow():
-            self._log.warning("not_looked_at", left_out_before=self._floods.take_left_out())
+            left_out = self._floods.take_left_out()
+            address = self._gate.address_of(scope)
+            self._log.warning("not_looked_at", left_out_before=left_out, address=address)
         return answers.NOT_LOOKED_AT
 
     def _without_body(self, scope: Scope) -> Answer:

@@ -34,6 +34,11 @@ class Gate:
             return False
         return not (self._gives_up and _announced(scope) <= SMALL_BYTES)
 
+    def address_of(self, scope: Scope) -> str:
+        """For people to read."""
+        client = self._addresses.of(scope)
+        return "no address" if client is None else str(client.address)
+
     def check_address(self, scope: Scope) -> None:
         """Raises NotFromHere."""
         if self._allow is None:
@@ -41,8 +46,7 @@ class Gate:
         client = self._addresses.of(scope)
         if client is None or client.address not in self._allow:
             self._addresses.tell_of_proxy(scope)
-            where = "no address" if client is None else str(client.address)
-            raise NotFromHere(f"from {where}, which is not in `allow`")
+            raise NotFromHere(f"from {self.address_of(scope)}, which is not in `allow`")
 
     def take(self, events: int = 1) -> None:
         """Counts verified events, seen before or not: to find out would cost what the limit is to

@@ -146,6 +146,7 @@ async def test_after_too_many_bad_signatures_an_address_is_not_looked_at(
     assert await stranger.bad("/webhooks/scarce") == NOT_LOOKED_AT
     told = await stranger.answer("POST", "/webhooks/stripe", b"{}", {})
     assert int(told.headers["retry-after"]) > 0
+    await serving.running.says('"not_looked_at"')
     assert await Sender(serving, SENDER).good() == ACCEPTED
 
 

@@ -19,6 +19,7 @@ from gateway.receive.limits import (
     KNOWN_S,
     LONGEST_S,
     MOST_ADDRESSES,
+    RENEW_S,
     Allowance,
     Strangers,
 )
@@ -164,6 +165,38 @@ def test_memory_is_bounded_and_what_is_forgotten_is_looked_at() -> None:
     assert not table.are_over(scope(BAD))
     table.verified(scope(GOOD))
     assert len(table._known) == MOST_ADDRESSES
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["refused", "verified", "asked"]),
+            st.integers(0, 3),
+            st.sampled_from([0.0, 0.01, 1.0, 100.0, KNOWN_S]),
+            st.integers(1, 2 * BURST),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_happens_only_those_who_were_refused_often_are_not_looked_at(
+    steps: list[tuple[str, int, float, int]],
+) -> None:
+    clock = Clock()
+    table = strangers(clock)
+    refusals, verified_at = [0] * 4, [-1e9] * 4
+    for what, who, pause_s, times in steps:
+        clock.now += pause_s
+        asking = scope(f"198.51.100.{who}")
+        if what == "verified":
+            table.verified(asking)
+            refusals[who], verified_at[who] = 0, clock.now
+        for _ in range(times if what == "refused" else 0):
+            table.refused(asking)
+            refusals[who] += 1
+        for address in range(4):
+            if table.are_over(scope(f"198.51.100.{address}")):
+                assert refusals[address] > BURST
+                assert clock.now - verified_at[address] >= KNOWN_S - RENEW_S
 
 
 def test_a_proxy_that_nobody_named_shuts_nobody_out() -> None:
