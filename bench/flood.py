@@ -11,7 +11,7 @@ from bench.figures import Results, Sample, rotated, summarize_all
 from bench.generator import HOST, Loading, open_loop, start_open_loop, warm_up
 from bench.ingest import REQUEST_BYTES
 from bench.plan import Plan
-from bench.processes import Process
+from bench.processes import START_S, Process, wait_until
 from bench.requests import any_address, one_address, write_forged, write_stripe
 
 ALONE, AGAIN, ONE, MANY = "alone", "alone again", "one address", "many addresses"
@@ -25,8 +25,8 @@ WRITERS: dict[str, Callable[[], bytes]] = {ONE: one_address, MANY: any_address}
 FORGED_PER_SECOND = 50_000 / 60
 GOOD_PER_SECOND = 500
 SENDER = b"198.51.100.1"
-BEFORE_S, AFTER_S = 1.0, 1.0
-"""The flood begins before what is measured, and ends after it."""
+SPARE_S = 4.0
+"""By which the flood lasts longer: it begins before what is measured, and ends after it."""
 COUNTED = "1s"
 SETTLE_S = 2.5
 """In which what was counted is added to the ledger."""
@@ -43,7 +43,7 @@ OTHER_ROWS = ["migrations", "processed_events", "deliveries"]
 def run(environment: Environment, plan: Plan) -> Results:
     samples: dict[str, list[Sample]] = {name: [] for name in TITLES}
     good = int(GOOD_PER_SECOND * plan.flood_seconds) + 1
-    forged = int(FORGED_PER_SECOND * (plan.flood_seconds + BEFORE_S + AFTER_S)) + 1
+    forged = int(FORGED_PER_SECOND * (plan.flood_seconds + SPARE_S)) + 1
     with (
         environment.serve(GATEWAY_TRUSTED_PROXIES=HOST, GATEWAY_SWEEP=COUNTED) as server,
         environment.requests_file((good + forged) * REQUEST_BYTES) as file,
@@ -67,11 +67,11 @@ def _measure(
 ) -> Sample:
     environment.reset()
     counted, logged = _outcomes(server.port), len(server.log)
-    before = environment.read_meters(server)
     with _flooding(server.port, name, flood, seconds) as flooding:
+        before = environment.read_meters(server)
         sample = open_loop(server.port, file, rate=GOOD_PER_SECOND, seconds=seconds)
         spent = environment.read_meters(server).spent_since(before, sample["requests"])
-        forged = 0.0 if flooding is None else flooding.figures(seconds)["requests"]
+        forged = 0.0 if flooding is None else flooding.figures(seconds + START_S)["requests"]
     now = _outcomes(server.port)
     log_bytes = len(server.log) - logged
     time.sleep(SETTLE_S)
@@ -91,9 +91,14 @@ def _flooding(port: int, name: str, flood: Path, seconds: float) -> Iterator[Loa
     if name not in WRITERS:
         yield None
         return
-    lasting = seconds + BEFORE_S + AFTER_S
+    lasting, before = seconds + SPARE_S, sum(_outcomes(port).values())
     with start_open_loop(port, flood, rate=FORGED_PER_SECOND, seconds=lasting) as loading:
-        time.sleep(BEFORE_S)
+        wait_until(
+            lambda: sum(_outcomes(port).values()) > before + FORGED_PER_SECOND / 2,
+            START_S,
+            "the flood",
+            every_s=0.2,
+        )
         yield loading
 
 
