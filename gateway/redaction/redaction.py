@@ -97,7 +97,8 @@ def _fields(body: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("not a form")
     for field in body.split(b"&"):
         name, is_field, value = field.partition(b"=")
-        if not is_field:
+        is_odd = name != _PAYLOAD and _decoded(name) == _PAYLOAD.decode()  # as some would read it
+        if not is_field or is_odd:
             raise ValueError("not a form")
         yield name, value
 

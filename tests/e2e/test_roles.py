@@ -71,6 +71,7 @@ from gateway import Context, Event, handler
 async def job(event: Event, ctx: Context) -> None:
     await ctx.db.execute("insert into effects (event_id, handler) values ($1, 'job')", event.id)
 '''
+TOKEN = "adm1n-t0ken-of-the-suite"
 GRANT = "grant select, insert on effects to gateway_worker;"
 
 
@@ -195,6 +196,22 @@ async def test_events_go_their_way_with_each_process_under_its_role(
             logs = serving.running.output + worker.output
     assert "permission denied" not in logs
     assert "Traceback" not in logs
+
+
+async def test_an_admin_api_needs_the_rights_of_an_operator(
+    project: Project, roles: Roles, ledger: Reader, postgres: Postgres
+) -> None:
+    project.environ |= {"GATEWAY_ADMIN_TOKEN": TOKEN, "ALERT_URL": "http://127.0.0.1:9"}
+    with project.serve(GATEWAY_DATABASE_URL=roles.url("serve")) as serving:
+        await serving.ready()
+        await serving.post(*stripe_request("evt_1", "bad.one"))
+        asked = ("events", "--json", "--url", serving.url)
+        assert project.run(*asked).returncode == 1
+        operator, serve = "gateway_operator", roles.name("serve")
+        await run_sql(postgres.url, f"grant {operator} to {serve}")
+        assert '"evt_1"' in done(project, *asked)
+        done(project, "discard", "1", "--reason", "a test", "--url", serving.url)
+        await run_sql(postgres.url, f"revoke {operator} from {serve}")
 
 
 async def _effects(ledger: Reader, **expected: int) -> bool:

@@ -152,6 +152,8 @@ def test_the_fields_of_a_form_are_redacted_by_name() -> None:
         *(b"email", b"email=a&b", b"a=\xff", b"a=b c"),
         b"payload=%7B&email=a@b.example",
         b"payload=%7B%7D&payload=%7B%7D",
+        b"p%61yload=%7B%22email%22%3A%22a%40b.example%22%7D",
+        b"payload=%7B%7D&p%61yload=%7B%22email%22%3A%22a%40b.example%22%7D",
     ],
 )
 def test_what_only_claims_to_be_a_form_is_not_shown_at_all(body: bytes) -> None:

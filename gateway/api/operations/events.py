@@ -1,6 +1,8 @@
 """Events and single deliveries: to look at, to run again, to give up."""
 
+import asyncio
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -53,13 +55,19 @@ async def _events(office: Office, params: EventsParams) -> Page[EventRow]:
 
 
 async def _show(office: Office, params: ShowParams) -> list[EventDetail]:
-    return [_readable(office.shown(hide(event))) for event in await _find(office, params)]
+    found = [hide(event) for event in await _find(office, params)]
+    return await asyncio.to_thread(_seen, office, found)
 
 
 async def _reveal(office: Office, params: RevealParams) -> list[EventDetail]:
     found, ring = await _find(office, params), office.vault.ring
     shown = await reveal(office.ledger, found, ring, actor=office.actor, reason=params.reason)
-    return [_readable(office.shown(event)) for event in shown]
+    return await asyncio.to_thread(_seen, office, shown)
+
+
+def _seen(office: Office, events: Sequence[Row]) -> list[EventDetail]:
+    """As people may see them; in a thread, since a body of megabytes would hold up webhooks."""
+    return [_readable(office.shown(event)) for event in events]
 
 
 async def _find(office: Office, params: ShowParams) -> list[Row]:
