@@ -114,6 +114,11 @@ async def may_run(owner: Connection, role: str, sql: str) -> bool:
     return True
 
 
+def test_every_statement_is_run_by_somebody() -> None:
+    """A new one is put above, under the roles of whoever runs it."""
+    assert set().union(*RUN_BY.values()) == set(QUERIES)
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_role_may_run_what_its_process_runs(role: str, owner: Connection) -> None:
     assert list(await refusals(owner, role, RUN_BY[role])) == []
