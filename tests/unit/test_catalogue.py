@@ -18,6 +18,7 @@ from gateway.model import Envelope
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.provider import Integrity, Key
+from gateway.providers.schemes.keys import PublicKey
 from gateway.providers.schemes.places import Looked, Place, dig
 from gateway.providers.schemes.planting import plant
 from gateway.providers.schemes.sections import KINDS, SenderSection, SignedSection
@@ -215,7 +216,9 @@ def test_a_handshake_by_get_is_answered_to_who_knows_the_token(path: Path) -> No
 
 @over(WHOLE)
 def test_every_change_to_a_body_that_is_signed_is_refused(vector: Vector) -> None:
-    for body in changes(vector.incoming.body):
+    # A public key takes its time, and does not care how the bytes were changed.
+    change = others if isinstance(vector.key, PublicKey) else changes
+    for body in change(vector.incoming.body):
         if body != vector.incoming.body:
             with pytest.raises(BadSignature):
                 vector.verify(vector.incoming._replace(body=body))
@@ -411,6 +414,22 @@ def test_an_entry_is_whole_and_says_whose_code_made_its_vector(name: str) -> Non
         assert any(made.startswith(facts.vector) for made in foreign)
     else:
         assert facts.vector.startswith("none: ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_made_up_event_is_verified_and_read_as_what_it_was_made_up_for(name: str) -> None:
+    provider, now = PROVIDERS[name], datetime(2026, 11, 16, tzinfo=UTC)
+    assert provider.drafts is not None
+    id, body = provider.drafts.make(provider.drafts.example, now)
+    secret, url = provider.make_secret().encode(), f"https://gateway.example.com/webhooks/{name}"
+    signed = provider.sign(
+        body, secret=secret, id=id, type=provider.drafts.example, now=now, url=url
+    )
+    incoming = Incoming(signed.headers, signed.body, "POST", signed.url)
+    key = provider.read_key(secret)
+    provider.verify(incoming, keys=[key], now=now, tolerance=provider.tolerance)
+    items = [incoming] if provider.split is None else provider.split(incoming)
+    assert [provider.read(item).type for item in items] == [provider.drafts.example]
 
 
 @pytest.mark.parametrize("name", NAMES)
