@@ -114,6 +114,8 @@ def learn(result: Result) -> None:
     new = [data for data in result.learned if data not in seeds]
     shortest = sorted({*kept(result.name), *new}, key=lambda data: (len(data), data))
     lines = [ascii(data) for data in shortest[:MOST_LEARNED]]
+    if not lines:
+        return
     (CORPUS / f"{result.name}.txt").write_text("\n".join([*lines, ""]), encoding="ascii")
 
 
@@ -132,9 +134,10 @@ def main() -> int:
             work = [
                 pool.submit(fuzz, target, given.seconds, directory, where) for target in given.only
             ]
-            results = [each.result() for each in work]
-            for result in results:
-                tell(result)
+            results = []
+            for each in work:
+                results.append(each.result())
+                tell(results[-1])
     if given.learn:
         for result in results:
             learn(result)

@@ -62,8 +62,8 @@ class Sender:
             socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE_S) as connection,
         ):
             connection.sendall(request)
-            if not select([connection], [], [], MOMENT_S)[0]:
-                connection.shutdown(socket.SHUT_WR)  # it waits for more
+            select([connection], [], [], MOMENT_S)
+            connection.shutdown(socket.SHUT_WR)  # or it would wait for more
             while piece := connection.recv(65536):
                 answer += piece
         return answer
