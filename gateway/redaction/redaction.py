@@ -59,8 +59,12 @@ class Redaction:
         return self.apply(headers, body).body if self.at is RedactAt.STORE else body
 
     def hiding(self, headers: Mapping[str, str], body: bytes) -> Hide:
-        """What takes the redacted values of this body out of other texts, such as errors."""
-        return hide_values(self.apply(headers, body).values, REDACTED)
+        """What takes the redacted values of this body out of other texts, such as errors; all of a
+        text, where they cannot be found in the body and the whole of it was to be seen."""
+        redacted = self.apply(headers, body)
+        if redacted.is_whole and body != WHOLE:
+            return lambda _: REDACTED
+        return hide_values(redacted.values, REDACTED)
 
     def _document(self, document: bytes) -> Redacted:
         text = read_text(document)

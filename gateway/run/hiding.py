@@ -1,6 +1,7 @@
 """Keeps the redacted fields of an event out of what is written about its run."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final
@@ -16,6 +17,8 @@ THREAD_BYTES: Final = 64 * 1024
 """Larger bodies are searched in a thread, so that they do not hold up the others."""
 OWN: Final = frozenset({"route", "event_id", "delivery_id", "handler", "attempt"})
 """What the lines say of the delivery."""
+OUR_LINE: Final = re.compile("[a-z]+(?:_[a-z]+)+")
+"""What our own lines are called: delivery_dead."""
 
 
 async def hiding(config: Config, event: Event) -> Hide:
@@ -42,6 +45,10 @@ def _hider(found: Callable[[], Hide]) -> Processor:
     def hide(logger: Any, method: str, event: EventDict) -> EventDict:
         if event.get("exc_info"):
             event = structlog.processors.format_exc_info(logger, method, event)
-        return {k: v if k in OWN else hide_in(v, found()) for k, v in event.items()}
+        return {k: v if _is_ours(k, v) else hide_in(v, found()) for k, v in event.items()}
 
     return hide
+
+
+def _is_ours(key: str, value: Any) -> bool:
+    return key in OWN or (key == "event" and OUR_LINE.fullmatch(str(value)) is not None)

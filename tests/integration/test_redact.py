@@ -108,6 +108,25 @@ async def test_a_value_that_the_error_is_too_long_for_is_hidden_before_it_is_cut
     assert "a.per" not in (await ledger.delivery())["error"]
 
 
+async def test_of_a_body_that_cannot_be_searched_errors_and_lines_say_no_more_than_their_kind(
+    database_url: str, ledger: Reader, lines: list[str]
+) -> None:
+    async def quotes(event: Event, ctx: Context) -> None:
+        ctx.log.info(f"greeting {event.body.decode()}")
+        raise Reject(event.body.decode())
+
+    await claim_all(database_url, [make_claim("evt_1", body=f"<who>{EMAIL}</who>".encode())])
+    async with working(database_url, subscribe(quotes), config=config()):
+        await until(lambda: _is_dead(ledger))
+    assert (await ledger.delivery())["error"] == "REJECTED: [redacted]"
+    assert any("'delivery_dead'" in line for line in lines)
+    assert not [line for line in lines if "a.person" in line]
+
+
+async def _is_dead(ledger: Reader) -> bool:
+    return bool((await ledger.delivery())["status"] == "dead")
+
+
 async def _attempts(ledger: Reader) -> list[dict[str, Any]]:
     return await ledger.rows("select error from gateway.attempts")
 

@@ -194,6 +194,13 @@ def test_values_are_found_however_they_are_quoted() -> None:
     assert hide("pin 1234, not 12345 nor name") == "pin [redacted], not 12345 nor name"
 
 
+def test_where_the_fields_cannot_be_found_no_text_about_the_event_is_shown() -> None:
+    hide = redaction("email").hiding({}, b"<email>a@b.example</email>")
+    assert hide("no such person: a@b.example") == "[redacted]"
+    hide = redaction("email", at=RedactAt.STORE).hiding({}, WHOLE)  # nobody has seen more of it
+    assert hide("no such file") == "no such file"
+
+
 def test_short_values_do_not_eat_words() -> None:
     hide = hide_values(["an", "paid"], "[redacted]")
     assert hide("an unpaid invoice, paid") == "an unpaid invoice, [redacted]"
