@@ -35,6 +35,10 @@ class Looked:
         self.incoming = incoming
         self.headers: Headers = incoming.headers
         self.body = incoming.body
+        self.moment: str | None = None
+        """The time of signing as it is written, once it was looked for."""
+        self.pairs: dict[str, dict[str, list[str]]] = {}
+        """Of `name=value` in one place, by the place."""
         self._refusal: type[RequestRejected] = BadPayload if is_verified else BadSignature
         self._is_verified = is_verified
 

@@ -43,30 +43,43 @@ def items_reader(section: ItemSection, *, most: int | None = None) -> Callable[[
     separator, field = section.separator, section.field
     names = ", ".join(place.name for place in section.at)
 
-    def read(looked: Looked) -> list[str]:
-        texts = [text for reader in readers if (text := reader(looked)) is not None][:most]
+    def read_all(looked: Looked) -> list[str]:
+        texts = []
+        for reader in readers:
+            text = reader(looked)
+            if text is not None:
+                if len(text) > MOST_CHARS or not text.isascii():
+                    raise BadSignature(f"{names}: too long, or not ASCII")
+                texts.append(text)
+                if len(texts) == most:
+                    break
         if not texts:
             raise BadSignature(f"no {names}")
-        for text in texts:
-            if len(text) > MOST_CHARS or not text.isascii():
-                raise BadSignature(f"{names}: too long, or not ASCII")
         if separator is None:
-            return texts if field is None else _of_field(texts, field, names)
-        items = [item for text in texts for item in text.split(separator)]
-        return items if field is None else _of_field(items, field, names)
+            return texts
+        return [item for text in texts for item in text.split(separator)]
 
-    return read
+    if field is None:
+        return read_all
+
+    def read_field(looked: Looked) -> list[str]:
+        # Time and signatures are mostly in one place, which is taken apart once.
+        pairs = looked.pairs.get(names)
+        if pairs is None:
+            pairs = looked.pairs[names] = _pairs(read_all(looked), names)
+        return pairs.get(field, [])
+
+    return read_field
 
 
-def _of_field(items: Sequence[str], field: str, names: str) -> list[str]:
-    values = []
+def _pairs(items: Sequence[str], names: str) -> dict[str, list[str]]:
+    pairs: dict[str, list[str]] = {}
     for item in items:
         name, equals, value = item.partition("=")
         if not equals:
             raise BadSignature(f"{names}: an item is not name=value")
-        if name == field:
-            values.append(value)
-    return values
+        pairs.setdefault(name, []).append(value)
+    return pairs
 
 
 def signatures_reader(
@@ -94,10 +107,12 @@ def time_reader(section: SignedSection) -> Reader | None:
     names = ", ".join(place.name for place in section.timestamp.at)
 
     def read(looked: Looked) -> str:
-        found = read_items(looked)
-        if len(found) != 1:
-            raise BadSignature(f"{names}: {len(found)} timestamps; expected one")
-        return found[0]
+        if looked.moment is None:  # read once, to be signed and to be compared
+            found = read_items(looked)
+            if len(found) != 1:
+                raise BadSignature(f"{names}: {len(found)} timestamps; expected one")
+            looked.moment = found[0]
+        return looked.moment
 
     return read
 
@@ -190,7 +205,10 @@ def hmac_matcher(section: HmacSection) -> Callable[[bytes, Sequence[bytes], byte
         digest = hmac.digest(key, message, algorithm)
         # Compared as it is written, so that re-encodings are refused.
         expected = digest.hex().encode() if is_hex else encode(digest, encoding)
-        return any(hmac.compare_digest(expected, signature) for signature in signatures)
+        for signature in signatures:
+            if hmac.compare_digest(expected, signature):
+                return True
+        return False
 
     return matches
 
@@ -215,7 +233,9 @@ def make_verify(section: SignedSection, split: Split | None) -> Verify:
     check = _make_check(section)
     read_time, tolerance = time_reader(section), section.tolerance or TOLERANCE
     unit = "s" if section.timestamp is None else section.timestamp.unit
-    is_proof_inside = any(place.source == "json" for place in section.signed.places)
+    is_time_read = section.signed.has("timestamp") or any(
+        place.source == "json" for place in section.signed.places
+    )
     check_body = None if section.body_hash is None else _body_check(section.body_hash.reader())
     each = split if section.each else None
 
@@ -236,7 +256,7 @@ def make_verify(section: SignedSection, split: Split | None) -> Verify:
         if read_time is None:
             return Verified(index)
         # A time in a body that is signed as a whole is read only now.
-        text = read_time(looked if is_proof_inside else Looked(incoming))
+        text = read_time(looked if is_time_read else Looked(incoming))
         signed_at_s = parse_moment(text or "", unit)
         if signed_at_s is None:
             raise BadSignature(f"the timestamp is not {unit}")
@@ -263,11 +283,10 @@ def _make_check(section: SignedSection) -> Check:
 
     def check(looked: Looked, keys: Sequence[Key]) -> int:
         signatures = read_signatures(looked)
-        public = signatures if variant is None else read_public(looked)
         message = compose(looked)
         for index, key in enumerate(keys):
             if isinstance(key, PublicKey):
-                if public_matches(message, public, key, encoding):
+                if public_matches(message, read_public(looked), key, encoding):
                     return index
             elif matches is not None and matches(message, signatures, key):
                 return index
