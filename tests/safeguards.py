@@ -650,6 +650,64 @@ SAFEGUARDS: Final = (
         "",
         "tests/unit/test_catalogue.py::test_every_change_to_a_signature_is_refused",
     ),
+    Safeguard(
+        "a time that is not signed is no protection, and cannot be configured as one",
+        "gateway/providers/schemes/sections.py",
+        "not all(covers(section, place) for place in timestamp.at):\n",
+        "False:\n",
+        "tests/unit/test_schemes.py::test_what_cannot_be_meant_is_refused",
+    ),
+    Safeguard(
+        "an empty key opens no described sender's door",
+        "gateway/providers/schemes/verifier.py",
+        "        if not key.strip():\n            return False\n",
+        "",
+        "tests/unit/test_schemes.py::test_an_empty_key_opens_no_door",
+    ),
+    Safeguard(
+        "a described sender's time is checked ahead, too",
+        "gateway/providers/schemes/verifier.py",
+        "    if abs(age_s) > tolerance.total_seconds():\n",
+        "    if age_s > tolerance.total_seconds():\n",
+        "tests/unit/test_schemes.py::test_time_is_checked_in_both_directions",
+    ),
+    Safeguard(
+        "a body that must be read to be verified says each key once",
+        "gateway/providers/schemes/places.py",
+        "json.JSONDecoder(object_pairs_hook=_without_twins)",
+        "json.JSONDecoder()",
+        "tests/unit/test_schemes.py::"
+        "test_what_is_read_before_it_is_verified_is_bounded_and_says_each_key_once",
+    ),
+    Safeguard(
+        "where the id is not signed, the same bytes under another one are a replay",
+        "gateway/providers/schemes/build.py",
+        "    return not all(covers_choice(section, choice) for choice in section.id)\n",
+        "    return False\n",
+        "tests/unit/test_schemes.py::test_the_replay_guard_is_on_where_the_id_is_not_signed",
+    ),
+    Safeguard(
+        "the header of a shared token is not stored",
+        "gateway/ledger/making.py",
+        "    credentials = route.provider.credentials\n",
+        "    credentials = frozenset[str]()\n",
+        "tests/e2e/test_any_sender.py::"
+        "test_every_kind_is_sent_verified_kept_and_forgeries_are_refused",
+    ),
+    Safeguard(
+        "a handshake by GET shows the route's token",
+        "gateway/providers/schemes/handshake.py",
+        "                if said.token is not None and not _is_token(said.token, looked, key):\n",
+        "                if False:\n",
+        "tests/e2e/test_any_sender.py::test_handshakes_are_no_events_and_batches_are_several",
+    ),
+    Safeguard(
+        "strangers have nothing signed by our secret",
+        "gateway/providers/schemes/sections.py",
+        '        if handshake.method != "POST" and _uses_key(handshake):\n',
+        "        if False:\n",
+        "tests/unit/test_schemes.py::test_what_cannot_be_meant_is_refused",
+    ),
 )
 
 

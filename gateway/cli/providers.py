@@ -19,6 +19,8 @@ INTEGRITY: Final = {
     Integrity.PART: "only a part of the request is signed: see the notes",
     Integrity.NONE: "nothing is signed: whoever has the secret can send anything",
 }
+NARROW: Final = 110
+"""Columns of a terminal, on which there is no room for ids."""
 DESCRIBED: Final = (
     "Any other sender: provider: hmac, ed25519, ecdsa, bearer or basic, with a `scheme`"
     " (docs/providers.md)."
@@ -50,7 +52,9 @@ def providers(
         _show(console(), PROVIDERS[name], found[name])
     else:
         rows = [_row(PROVIDERS[one], found[one]) for one in names]
-        print_rows(["provider", "verified", "integrity", "id"], rows, empty="no providers")
+        columns = ["provider", "verified", "integrity", "id"]
+        is_narrow = console().width < NARROW
+        print_rows(columns[:3] if is_narrow else columns, rows, empty="no providers")
         console().print(DESCRIBED, markup=False)
 
 
@@ -120,9 +124,9 @@ def _lines(provider: Provider, facts: Facts) -> list[tuple[str, str]]:
 
 def _answers(provider: Provider) -> str:
     wanted = provider.acknowledgement
-    body = "our JSON" if wanted.body is None else repr(wanted.body.decode()) or "no body"
-    if wanted.body == b"":
-        body = "no body"
+    body = "no body" if wanted.body == b"" else "our JSON"
+    if wanted.body:
+        body = repr(wanted.body.decode())
     return f"{wanted.status} with {body}; {provider.refusal_status} to a wrong signature"
 
 

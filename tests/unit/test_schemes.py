@@ -1,6 +1,7 @@
 """Schemes described in YAML: what may be said, and that nothing odd gets through."""
 
 import base64
+import hmac
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -159,6 +160,14 @@ def test_another_secret_no_secret_and_no_headers_are_refused(name: str) -> None:
             accept(name, bare)
 
 
+def test_an_empty_key_opens_no_door() -> None:
+    """Anyone can sign with it."""
+    incoming = Incoming({"x-sig": hmac.digest(b"", b"{}", "sha256").hex()}, b"{}")
+    for key in (b"", b" "):
+        with pytest.raises(BadSignature):
+            PROVIDERS_HERE["body"].verify(incoming, keys=[key], now=NOW, tolerance=None)
+
+
 @pytest.mark.parametrize(
     "name", [name for name, p in PROVIDERS_HERE.items() if p.tolerance is not None]
 )
@@ -284,7 +293,9 @@ def test_a_sample_of_every_entry_is_verified_and_read_back(name: str) -> None:
     type = provider.drafts.example
     sample = make_sample(provider, type, now=NOW)
     envelope = provider.read(receive_alone(provider, sample, now=NOW))
-    assert (envelope.id, envelope.type) == (sample.id, type)
+    assert envelope.type == type
+    if "signature" not in str(provider.facts and provider.facts.id):  # Twilio's is its id
+        assert envelope.id == sample.id
     secret = provider.make_secret().encode()
     signed = provider.sign(
         sample.body, secret=secret, id=sample.id, type=type, now=NOW, url="https://x.example/w"

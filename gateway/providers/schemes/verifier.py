@@ -44,17 +44,8 @@ def items_reader(section: ItemSection, *, most: int | None = None) -> Callable[[
     names = ", ".join(place.name for place in section.at)
 
     def read_all(looked: Looked) -> list[str]:
-        texts = []
-        for reader in readers:
-            text = reader(looked)
-            if text is not None:
-                if len(text) > MOST_CHARS or not text.isascii():
-                    raise BadSignature(f"{names}: too long, or not ASCII")
-                texts.append(text)
-                if len(texts) == most:
-                    break
-        if not texts:
-            raise BadSignature(f"no {names}")
+        texts = [text for reader in readers if (text := reader(looked)) is not None][:most]
+        _check_texts(texts, names)
         if separator is None:
             return texts
         return [item for text in texts for item in text.split(separator)]
@@ -70,6 +61,14 @@ def items_reader(section: ItemSection, *, most: int | None = None) -> Callable[[
         return pairs.get(field, [])
 
     return read_field
+
+
+def _check_texts(texts: Sequence[str], names: str) -> None:
+    if not texts:
+        raise BadSignature(f"no {names}")
+    for text in texts:
+        if len(text) > MOST_CHARS or not text.isascii():
+            raise BadSignature(f"{names}: too long, or not ASCII")
 
 
 def _pairs(items: Sequence[str], names: str) -> dict[str, list[str]]:
@@ -205,10 +204,7 @@ def hmac_matcher(section: HmacSection) -> Callable[[bytes, Sequence[bytes], byte
         digest = hmac.digest(key, message, algorithm)
         # Compared as it is written, so that re-encodings are refused.
         expected = digest.hex().encode() if is_hex else encode(digest, encoding)
-        for signature in signatures:
-            if hmac.compare_digest(expected, signature):
-                return True
-        return False
+        return True in [hmac.compare_digest(expected, signature) for signature in signatures]
 
     return matches
 

@@ -1,5 +1,7 @@
 """A scheme in words, for people who read `gateway providers`."""
 
+from typing import Final
+
 from gateway.notation.quantities import format_duration
 from gateway.providers.provider import Facts
 from gateway.providers.schemes.places import Place
@@ -15,7 +17,10 @@ from gateway.providers.schemes.sections import (
     covers_choice,
 )
 
-KINDS = {"ed25519": "Ed25519", "ecdsa": "ECDSA-SHA256"}
+LONGEST: Final = 90
+"""Of what is signed: what is longer tells nobody anything."""
+MOST: Final = 3
+KINDS: Final = {"ed25519": "Ed25519", "ecdsa": "ECDSA-SHA256"}
 
 
 def describe_facts(kind: str, section: SenderSection, *, title: str) -> Facts:
@@ -34,13 +39,20 @@ def describe_facts(kind: str, section: SenderSection, *, title: str) -> Facts:
 def describe_scheme(kind: str, section: SenderSection) -> str:
     """How a request is verified: `HMAC-SHA256 hex over {body}, header x-signature`."""
     if isinstance(section, SignedSection):
-        told = f"{_algorithm(kind, section)} over {section.signed}, {_at(section.signature)}"
+        told = f"{_algorithm(kind, section)} over {_signed(section)}, {_at(section.signature)}"
         if section.timestamp is not None:
             told += f", {format_duration(section.tolerance or TOLERANCE)}"
         return told
     if isinstance(section, BearerSection):
         return f"a shared token, {_places(section.token.at)}; nothing is signed"
     return "user and password (basic auth); nothing is signed"
+
+
+def _signed(section: SignedSection) -> str:
+    told = str(section.signed)
+    return (
+        told if len(told) <= LONGEST else f"{len(list(section.signed.parts))} parts of the request"
+    )
 
 
 def _algorithm(kind: str, section: SignedSection) -> str:
@@ -60,7 +72,13 @@ def _places(places: list[Place]) -> str:
     by_source: dict[str, list[str]] = {}
     for place in places:
         by_source.setdefault(place.source, []).append(place.name)
-    return " or ".join(f"{source} {' or '.join(names)}" for source, names in by_source.items())
+    return " or ".join(f"{source} {_some(names)}" for source, names in by_source.items())
+
+
+def _some(names: list[str]) -> str:
+    if len(names) <= MOST:
+        return " or ".join(names)
+    return f"{names[0]} or {len(names) - 1} like it"
 
 
 def _where(batch: Place | str) -> str:
