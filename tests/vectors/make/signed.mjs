@@ -112,6 +112,16 @@ export async function signedByVendors() {
     ],
   });
 
+  const decodedUrl = `${hubspotUrl}?at=10:30/x`;
+  write("hubspot", "encoded-url", {
+    made_by: `${at("@hubspot/api-client")} Signature.getSignature v3, over the URL decoded as HubSpot's page says`,
+    secret: hubspotSecret, url: `${hubspotUrl}?at=10%3A30%2Fx`, headers: hubspotSigned(decodedUrl, body), body,
+    events: [
+      { id: `3181526809.1160452.123.${AT_MS}`, type: "contact.creation" },
+      { id: `3181526810.1160452.124.${AT_MS}`, type: "contact.deletion" },
+    ],
+  });
+
   const Mux = require("@mux/mux-node").Mux;
   const mux = new Mux({ tokenId: "none", tokenSecret: "none", webhookSecret: null });
   body = compact({ type: "video.asset.ready", id: "3a56ac3d-33da-4366-855b-f592d898409d", created_at: AT_ISO });
