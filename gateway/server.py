@@ -29,6 +29,7 @@ from gateway.ledger.connection import (
     describe,
 )
 from gateway.ledger.migrate import check_version
+from gateway.ledger.rejected import Bounds
 from gateway.ledger.sealed import vault_of
 from gateway.ledger.secret_uses import SecretUses
 from gateway.ledger.tallies import Tallies, keeping
@@ -37,6 +38,7 @@ from gateway.queue.handoff import HandOff, connect_redis
 from gateway.receive.address import Addresses
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
+from gateway.receive.causes import Examiner
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.door import Door, Reception
 from gateway.receive.endpoint import Endpoint
@@ -48,9 +50,12 @@ from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import BoundedHttpProtocol, State
 from gateway.receive.queue_door import QueueDoor
 from gateway.receive.queues import Queues
+from gateway.receive.recorder import Recorder
 from gateway.receive.refused import Refused
 from gateway.receive.reloading import Reloader
-from gateway.routes import AlertDestinations, check_alerts
+from gateway.receive.scrubbing import Scrubber
+from gateway.receive.unknown import UnknownPaths
+from gateway.routes import AlertDestinations, Route, check_alerts
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
 
 KEEP_ALIVE_S: Final = 75
@@ -90,7 +95,7 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         strangers=strangers,
         vault=vault_of(project.config, project.ring),
     )
-    refused = Refused(url)
+    refused = _refused(project, metrics)
     keyrings = _keyrings(project, uses)
     queues = Queues(
         url,
@@ -102,7 +107,12 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
     )
     guard = TokenGuard(Strangers(addresses, settings.refused_rate), metrics.admin_refused)
     front = FrontOffice(project, wake=hand_off.send, guard=guard)
-    reloader = Reloader(project, keyrings, metrics=metrics, on_done=front.take)
+
+    def take(reloaded: Project) -> None:
+        front.take(reloaded)
+        refused.recorder = make_recorder(reloaded)
+
+    reloader = Reloader(project, keyrings, metrics=metrics, on_done=take)
 
     async def check() -> None:
         if not (claimer.working and jobs_claimer.working):
@@ -118,6 +128,7 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         _doors(project, reception, keyrings, spool, refused)
         | _job_doors(project, reception, keyrings, jobs_claimer),
         queues,
+        unknown=UnknownPaths(refused, reception.admission, addresses),
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
         routes=front.routes,
@@ -165,9 +176,46 @@ def _doors(
             verify_token=project.verify_tokens.get(route.name),
             spool=spool if route.spools else None,
             refused=refused,
+            accepts_unverified=_accepts_unverified(project, route),
         )
         for route in project.config.doors
     }
+
+
+def _refused(project: Project, metrics: Metrics) -> Refused:
+    settings = project.settings
+    return Refused(
+        database_url(settings),
+        recorder=make_recorder(project),
+        bounds=Bounds(settings.rejected_rows, settings.rejected_size),
+        largest_body=settings.rejected_body,
+        counted=metrics.rejected,
+    )
+
+
+def make_recorder(project: Project) -> Recorder:
+    """What finds out causes, with the secrets as they are now."""
+    secrets = [secret.reveal() for own in project.secrets.values() for secret in own]
+    tokens = (project.settings.admin_token, project.settings.metrics_token)
+    secrets += [token.get_secret_value().encode() for token in tokens if token is not None]
+    examiner = Examiner(project.config.routes, project.secrets, public_url(project))
+    scrubber = Scrubber(secrets, examiner.token_headers)
+    return Recorder(examiner, scrubber, vault_of(project.config, project.ring))
+
+
+def _accepts_unverified(project: Project, route: Route) -> bool:
+    """Only in development, whatever the route says: in production nothing unverified gets in."""
+    if route.enforce:
+        return False
+    if project.settings.dev_secrets is None:
+        log.error(
+            "enforce_false_ignored",
+            route=route.name,
+            reason="this is not `gateway up`: requests without a valid signature are refused",
+        )
+        return False
+    log.warning("accepts_unverified", route=route.name, reason="enforce: false, in development")
+    return True
 
 
 def public_url(project: Project) -> str:

@@ -186,6 +186,24 @@ class Settings(BaseSettings):
         default=400 * DAY,
         description="How long the audit log and bulk orders are kept.",
     )
+    rejected_rows: int = Field(
+        default=200,
+        ge=0,
+        le=10_000,
+        description="How many refused requests are kept of each route; 0 keeps none.",
+    )
+    rejected_size: Annotated[Size, holding(0, 1024 * MIB)] = Field(
+        default=16 * MIB,
+        description="How many bytes of refused requests are kept of each route.",
+    )
+    rejected_body: Annotated[Size, holding(0, 25 * MIB)] = Field(
+        default=MIB // 4,
+        description="The largest body of a refused request that is kept.",
+    )
+    rejected_retention: Annotated[Duration, lasting(HOUR, 90 * DAY)] = Field(
+        default=7 * DAY,
+        description="How long refused requests are kept.",
+    )
     engines: Literal["auto", "system", "wheels"] = Field(
         default="auto",
         description="Where `gateway up` takes Postgres and Redis from when no URL is set.",

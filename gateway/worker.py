@@ -188,6 +188,7 @@ class Worker:
         sweeper = Sweeper(
             bench.ledger,
             pruner=Pruner(self._project.config.retention, audit=settings.audit_retention),
+            rejected=settings.rejected_retention,
             handlers=[s.key for s in self._subscriptions],
             turns=StuckTurns(),
             tallies=self._tallies,

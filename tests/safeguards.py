@@ -708,6 +708,66 @@ SAFEGUARDS: Final = (
         "        if False:\n",
         "tests/unit/test_schemes.py::test_what_cannot_be_meant_is_refused",
     ),
+    Safeguard(
+        "a release verifies again in full",
+        "gateway/operate/release.py",
+        "to_thread(reading.read, ",
+        "to_thread(reading.read_unverified, ",
+        "tests/integration/test_rejected.py::"
+        "test_what_is_valid_now_is_claimed_and_what_is_forged_stays_out",
+    ),
+    Safeguard(
+        "a release verifies as of when the request came",
+        "gateway/operate/release.py",
+        'reading.read, incoming, row["at"])',
+        "reading.read, incoming, datetime.now(UTC))",
+        "tests/integration/test_rejected.py::test_a_release_keeps_the_time_when_it_came",
+    ),
+    Safeguard(
+        "a release holds its request against another one",
+        "gateway/ledger/sql/rejected.sql",
+        "where id = $1\nfor update skip locked;",
+        "where id = $1;",
+        "tests/integration/test_rejected.py::test_two_who_release_the_same_leave_one_event",
+    ),
+    Safeguard(
+        "what may have been accepted and forgotten is not released",
+        "gateway/operate/release.py",
+        'if datetime.now(UTC) - row["at"] > route.retention.key - route.provider.redelivery:',
+        "if False:",
+        "tests/integration/test_rejected.py::"
+        "test_what_is_older_than_keys_are_sure_to_be_kept_is_not_let_in",
+    ),
+    Safeguard(
+        "credentials of refused requests are not kept",
+        "gateway/receive/scrubbing.py",
+        "        if name in self._headers or is_credential(name) or self._has_secret(value):\n",
+        "        if False:\n",
+        "tests/integration/test_rejected.py::test_credentials_are_not_kept",
+    ),
+    Safeguard(
+        "a flood of refusals waits in few places",
+        "gateway/receive/waiting.py",
+        "        if len(own) == PER_SENDER:\n",
+        "        if len(own) < 0:\n",
+        "tests/unit/test_refused.py::"
+        "test_a_flood_of_one_sender_takes_few_places_and_leaves_room_for_others",
+    ),
+    Safeguard(
+        "the ring deals its places out by turns",
+        "gateway/ledger/sql/rejected.sql",
+        "    window best as (partition by route order by round, at desc, id desc)\n",
+        "    window best as (partition by route order by at desc, id desc)\n",
+        "tests/integration/test_rejected.py::"
+        "test_a_flood_does_not_push_out_what_a_good_sender_sent",
+    ),
+    Safeguard(
+        "what is not enforced is so in development only",
+        "gateway/server.py",
+        "    if project.settings.dev_secrets is None:\n",
+        "    if False:\n",
+        "tests/e2e/test_rejected.py::test_in_production_enforce_false_is_ignored_and_said_loudly",
+    ),
 )
 
 

@@ -22,6 +22,8 @@ class EventRow(TypedDict):
     replay_of: str | None
     spooled: bool
     reconciled: bool
+    unverified: bool
+    """Taken in development although its signature was wrong."""
     payload_kept: bool
     deliveries: dict[str, int]
     note: str | None
@@ -130,6 +132,8 @@ class EventDetail(TypedDict):
     replay_of: str | None
     spooled: bool
     reconciled: bool
+    unverified: bool
+    """Taken in development although its signature was wrong."""
     verified_by: str | None
     clock_s: float | None
     key_id: str | None
@@ -260,6 +264,8 @@ class ErasedAnswer(TypedDict):
     pending: int
     dead: int
     running: list[EventKey]
+    rejected: int
+    """Refused requests in which it is named."""
     spooled: int
     next: str | None
 
@@ -279,3 +285,66 @@ class RekeyedAnswer(TypedDict):
     keys: list[KeyState]
     """How things stand now."""
     next: str | None
+
+
+class RejectedRow(TypedDict):
+    """A refused request in a listing."""
+
+    id: int
+    route: str
+    """Empty where no route has the path."""
+    at: datetime
+    code: str
+    cause: str
+    detail: str
+    shadow: bool
+    """Accepted all the same: in development, by a route with `enforce: false`."""
+    method: str
+    path: str
+    address: str | None
+    body_bytes: int | None
+    body_kept: bool
+    released_at: datetime | None
+    released_as: list[str] | None
+
+
+class RejectedDetail(RejectedRow):
+    """A refused request with what was kept of it."""
+
+    headers: dict[str, str] | None
+    digest: str | None
+    body: str | None
+    body_base64: str | None
+    """The exact bytes, where they are no text."""
+    redacted: str | None
+    """What was taken out of the body, or why all of it was."""
+    key_id: str | None
+    """The key under which it is sealed: then neither headers nor body are shown."""
+
+
+class RejectedGroup(TypedDict):
+    """Refused requests that have their cause in common."""
+
+    count: int
+    """Of those that were kept."""
+    route: str
+    code: str
+    cause: str
+    detail: str
+    """Of the latest one."""
+    senders: int
+    first_at: datetime
+    last_at: datetime
+    id: int
+    """The latest one."""
+    releasable: int
+
+
+class ReleasedRow(TypedDict):
+    """What became of a refused request."""
+
+    id: int
+    outcome: Literal["accepted", "duplicate", "ignored", "valid", "refused", "already"]
+    route: str
+    event_ids: list[str]
+    detail: str | None

@@ -18,6 +18,7 @@ from gateway.cli import (
     publish,
     reconcile,
     rehearse,
+    rejected,
     rekey,
     send,
     setup,
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    alerts, orders, pause, forget, rekey, reconcile,
+    alerts, orders, pause, forget, rekey, reconcile, rejected,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

@@ -91,10 +91,14 @@ def erase(
             f"{counted['spooled']:,} events wait in the spool, whosever they are: "
             "run it again when they are in."
         )
-    if dry_run or (event is not None and not found):
+    if dry_run or (event is not None and not (found or counted["rejected"])):
         return
     # Of events that are long forgotten, reasons and orders may still name the account.
-    question = "Erase for good?" if found else "Take its name out of reasons and orders?"
+    question = (
+        "Erase for good?"
+        if found or counted["rejected"]
+        else "Take its name out of reasons and orders?"
+    )
     if not yes and not typer.confirm(question):
         raise CommandFailed("nothing was done")
     order = EraseParams(**subject, reason=reason)
@@ -134,13 +138,16 @@ async def _collect(
 
 def _standing(counted: Piece) -> str:
     found = counted["events"] + len(counted["running"])
+    refused = format_count(counted["rejected"], "refused request")
     if not found:
-        return "There are no events to erase."
+        return "There are no events to erase." if not counted["rejected"] else f"{refused}."
     parts = [format_count(found, "event")]
     if counted["pending"] or counted["dead"]:
         waiting = format_count(counted["pending"], "delivery that waits", "deliveries that wait")
         dead = format_count(counted["dead"], "dead letter")
         parts.append(f"{waiting} and {dead} will be discarded")
+    if counted["rejected"]:
+        parts.append(f"{refused} that name it will be forgotten")
     if counted["running"]:
         parts.append(f"{len(counted['running']):,} run right now and will be left")
     return "; ".join(parts) + "."
@@ -149,7 +156,11 @@ def _standing(counted: Piece) -> str:
 def _report(erased: Piece) -> None:
     given_up = erased["pending"] + erased["dead"]
     discarded = format_count(given_up, "delivery", "deliveries")
-    console().print(f"Erased {format_count(erased['events'], 'event')}, {discarded} discarded.")
+    refused = format_count(erased["rejected"], "refused request")
+    also = f", {refused} forgotten" if erased["rejected"] else ""
+    console().print(
+        f"Erased {format_count(erased['events'], 'event')}, {discarded} discarded{also}."
+    )
     if not erased["running"]:
         return
     for key in erased["running"]:

@@ -84,9 +84,15 @@ def check() -> None:
 
 
 def _warnings(config: Config) -> list[str]:
-    """Routes whose sender proves little."""
+    """Routes whose sender proves little, or need not."""
     found = {route.name: route.provider.integrity for route in config.doors}
-    return [
+    unenforced = [
+        f"{route.name}: enforce: false, which is ignored outside of `gateway up`: there, what is"
+        " not verified is refused"
+        for route in config.doors
+        if not route.enforce
+    ]
+    return unenforced + [
         f"{name}: integrity: {integrity}: {INTEGRITY[integrity]}"
         for name, integrity in found.items()
         if integrity is not Integrity.WHOLE

@@ -123,6 +123,8 @@ def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) 
 
 def _verified(event: dict[str, Any]) -> str:
     """Under which secret; and how far apart the clocks were, travel included."""
+    if event["unverified"]:
+        return "not at all: its signature was wrong, and enforce is false, in development"
     under = f"under {printable(event['verified_by'])}"
     if event["clock_s"] is None:
         return f"{under}; no time was signed"
@@ -135,7 +137,7 @@ def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow], shown: bool)
     for name in ("route", "provider", "type", "account", "livemode", "occurred_at", "received_at"):
         if event[name] is not None:
             out.print(f"  {name.replace('_', ' '):<12} {_plain(event[name])}", markup=False)
-    if event["verified_by"] is not None:
+    if event["verified_by"] is not None or event["unverified"]:
         out.print(f"  {'verified':<12} {_verified(event)}", markup=False)
     if event["spooled"]:
         out.print("  spooled      acknowledged while Postgres was away, claimed later")

@@ -65,6 +65,8 @@ class Claim(NamedTuple):
     """How far the sender's clock was behind ours when it came, where it signed a time."""
     key_id: str | None = None
     """The key under which headers and body are sealed in the body; the digest is keyed then."""
+    unverified: bool = False
+    """Taken although its signature was wrong: in development, where the route says so."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -340,6 +342,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "verified_by": claim.verified_by,
             "clock_s": claim.clock_s,
             "key_id": claim.key_id,
+            "unverified": claim.unverified,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]

@@ -40,6 +40,8 @@ class Erased:
     """Events that are left alone, because a delivery of theirs runs."""
     due: tuple[int, ...] = ()
     """Deliveries of others that may run now."""
+    rejected: int = 0
+    """Refused requests in which the subject was named."""
 
     def __add__(self, later: "Erased") -> "Erased":
         return Erased(
@@ -48,6 +50,7 @@ class Erased:
             dead=self.dead + later.dead,
             running=self.running + later.running,
             due=self.due + later.due,
+            rejected=self.rejected + later.rejected,
         )
 
 

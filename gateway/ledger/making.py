@@ -22,6 +22,7 @@ def make_claim(
     vault: Vault,
     reconciled: bool = False,
     verified_by: str | None = None,
+    unverified: bool = False,
     clock_s: float | None = None,
 ) -> Claim:
     """What the ledger is asked to keep: known by the bytes that came, whatever is kept of them, and
@@ -41,6 +42,7 @@ def make_claim(
         order_keys=registry.order_keys(route.name, handlers, headers, body),
         reconciled=reconciled,
         verified_by=verified_by,
+        unverified=unverified,
         clock_s=clock_s,
     )
     return vault.seal_claim(claim) if route.encrypt else claim

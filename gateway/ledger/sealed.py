@@ -3,7 +3,8 @@
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import orjson
 
@@ -67,6 +68,23 @@ def open_event(
     return orjson.loads(document[_LENGTH.size : end]), document[end:]
 
 
+def seal_rejected(
+    ring: KeyRing, route: str, at: datetime, path: str, headers: Mapping[str, str], body: bytes
+) -> bytes:
+    """A refused request."""
+    head = orjson.dumps({"path": path, "headers": dict(headers)})
+    document = b"".join((_LENGTH.pack(len(head)), head, body))
+    return ring.seal(document, _rejected(route, at))
+
+
+def open_rejected(ring: KeyRing, route: str, at: datetime, sealed: bytes) -> dict[str, Any]:
+    """Its path, headers and body. Raises KeyMissing or SealBroken."""
+    document = ring.open(sealed, _rejected(route, at))
+    [size] = _LENGTH.unpack_from(document)
+    end = _LENGTH.size + size
+    return {**orjson.loads(document[_LENGTH.size : end]), "body": document[end:]}
+
+
 def seal_error(ring: KeyRing, delivery_id: int, run: int, text: str) -> bytes:
     """The error of one attempt."""
     return ring.seal(text.encode("utf-8", "backslashreplace"), _attempt(delivery_id, run))
@@ -96,6 +114,10 @@ def blind_digest(ring: KeyRing, route: str, digest: bytes) -> bytes:
 def blind_key(ring: KeyRing, route: str, handler: str, key: str) -> str:
     """What stands in the place of a key that was taken from a payload."""
     return ring.digest_text("key", route, handler, key)
+
+
+def _rejected(route: str, at: datetime) -> tuple[str, str, str]:
+    return "rejected", route, at.astimezone(UTC).isoformat()
 
 
 def _attempt(delivery_id: int, run: int) -> tuple[str, str, str]:

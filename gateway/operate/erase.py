@@ -20,6 +20,7 @@ from gateway.ledger.erasure import (
     scrub_words,
 )
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.rejected import count_rejected_of, erase_rejected
 
 BATCH: Final = 200
 PIECE_S: Final = 2.0
@@ -42,12 +43,20 @@ class Subject:
         if (self.account is None) == (self.event_id is None):
             raise CommandFailed("expected either an account or one event")
 
+    @property
+    def name(self) -> str:
+        """By what it is known in what was refused."""
+        return self.account or self.event_id or ""
+
 
 async def count_to_erase(
     ledger: Executor, subject: Subject, after: Mark | None
 ) -> tuple[Erased, Mark | None]:
     """What an erasure would take, from behind a mark, and the mark where there may be more."""
-    return await _walk(ledger, subject, after, lambda keys: count_subject(ledger, keys))
+    rejected = 0
+    if after is None:
+        rejected = await count_rejected_of(ledger, subject.name, subject.route)
+    return await _walk(ledger, subject, after, rejected, lambda keys: count_subject(ledger, keys))
 
 
 async def erase(
@@ -62,18 +71,31 @@ async def erase(
     order = Order(actor=actor, reason=reason)
     if subject.account is not None and after is None:
         await scrub_words(ledger, subject.account)
-    return await _walk(ledger, subject, after, lambda keys: _erase_patiently(ledger, keys, order))
+    rejected = 0
+    if after is None:
+        rejected = await erase_rejected(
+            ledger, subject.name, subject.route, actor=actor, reason=reason
+        )
+    return await _walk(
+        ledger, subject, after, rejected, lambda keys: _erase_patiently(ledger, keys, order)
+    )
 
 
 async def _walk(
     ledger: Executor,
     subject: Subject,
     after: Mark | None,
+    rejected: int,
     look_at: Callable[[list[Key]], Awaitable[Erased]],
 ) -> tuple[Erased, Mark | None]:
+    total, mark, began_s = Erased(rejected=rejected), after or START, time.monotonic()
     if subject.account is None:
-        return await look_at([await _only(ledger, subject)]), None
-    total, mark, began_s = Erased(), after or START, time.monotonic()
+        try:
+            return total + await look_at([await _only(ledger, subject)]), None
+        except NotFound:
+            if rejected:  # refused, and never accepted
+                return total, None
+            raise
     while True:
         keys, mark = await find_subject(ledger, subject.account, subject.route, mark, BATCH)
         total += await look_at(keys)

@@ -30,6 +30,8 @@ async def list_events(connection: Executor, filter: Filter, mark: Mark, limit: i
 
 
 def _note(row: asyncpg.Record) -> str | None:
+    if row["unverified"]:
+        return "unverified: its signature was wrong"
     if row["replay_of"] is not None:
         return f"same bytes as {row['replay_of']}"
     if not row["payload_kept"]:

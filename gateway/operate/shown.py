@@ -6,6 +6,7 @@ For the commands, the Admin API and the console: whoever shows an event to someb
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.ledger.rejected import NOWHERE
 from gateway.redaction import REDACTED, Redaction
 from gateway.redaction.hiding import Hide
 from gateway.redaction.redaction import WHOLE
@@ -20,6 +21,8 @@ UNSEARCHABLE: Final = "fields of it are redacted, and cannot be found in a body 
 
 def find_redaction(config: Config, route: str) -> Redaction | str | None:
     """What to take out of a route's events; a text where that cannot be said, and why."""
+    if route == NOWHERE and not any(known.redaction for known in config.routes):
+        return None
     if route not in {known.name for known in config.routes}:
         return UNKNOWN
     return config.redaction(route)

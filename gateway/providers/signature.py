@@ -2,8 +2,15 @@
 
 import hmac
 from collections.abc import Sequence
+from typing import Final
 
 from gateway.errors import BadSignature
+
+NO_MATCH: Final = "no signature matches a secret of the route"
+"""Well-formed, and by someone else: told apart from what is malformed."""
+
+OTHERS_BEARER: Final = "not a token of the route"
+"""The same of a token."""
 
 
 def match_hmac(message: bytes, signatures: Sequence[bytes], keys: Sequence[bytes]) -> int:
@@ -18,7 +25,7 @@ def match_hmac(message: bytes, signatures: Sequence[bytes], keys: Sequence[bytes
         for signature in signatures:
             if hmac.compare_digest(expected, signature):
                 return index
-    raise BadSignature("no signature matches a secret of the route")
+    raise BadSignature(NO_MATCH)
 
 
 def hexdigest(secret: bytes, message: bytes) -> bytes:

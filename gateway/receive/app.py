@@ -22,6 +22,7 @@ from gateway.receive.door import Door
 from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import take_reply
 from gateway.receive.queues import Queues
+from gateway.receive.unknown import UnknownPaths
 
 READY_FOR_S: Final = 1.0
 """How long an answer of the readiness check stands, so that asking often costs nothing."""
@@ -82,6 +83,7 @@ class App:
         doors: Mapping[str, Door],
         queues: Queues,
         *,
+        unknown: UnknownPaths,
         readiness: Readiness,
         metrics: Metrics,
         routes: Sequence[BaseRoute],
@@ -91,7 +93,7 @@ class App:
         # By the path as it was sent: a front that allows or denies one sees it so, too.
         self._doors = {path.encode(): door for path, door in doors.items()}
         self._queues = queues
-        self._rest = _rest(readiness, metrics, routes, guard_metrics, lifespan)
+        self._rest = _rest(unknown, readiness, metrics, routes, guard_metrics, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -116,6 +118,7 @@ def _is_disguised(path: bytes) -> bool:
 
 
 def _rest(
+    unknown: UnknownPaths,
     readiness: Readiness,
     metrics: Metrics,
     routes: Sequence[BaseRoute],
@@ -141,6 +144,10 @@ def _rest(
         text = generate_latest(metrics.registry)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
+    async def not_found(request: Request, _: Exception) -> Response:
+        await unknown.note(request)
+        return _as_response(answers.NOT_FOUND)
+
     app = Starlette(
         routes=[
             HttpRoute("/healthz", healthz),
@@ -148,7 +155,7 @@ def _rest(
             HttpRoute("/metrics", show_metrics),
             *routes,
         ],
-        exception_handlers={404: _not_found, 405: _method_not_allowed},
+        exception_handlers={404: not_found, 405: _method_not_allowed},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
@@ -170,13 +177,9 @@ def _marked(app: ASGIApp) -> ASGIApp:
     return marked
 
 
-async def _not_found(_: Request, __: Exception) -> Response:
-    return _as_response(answers.NOT_FOUND)
-
-
 def _as_response(answer: Answer) -> Response:
     lines = answer.lines.decode().splitlines()
-    headers = {"connection": "close"}  # its body, if it has one, was not read
+    headers = {"connection": "close"}  # its body, if it has one, may be unread
     headers |= {name: value for name, _, value in (line.partition(": ") for line in lines)}
     return Response(answer.body, answer.status, headers, media_type="application/json")
 

@@ -136,7 +136,8 @@ class Door(ABC):
         return answer
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        body = b""
+        headers: Headers = {}
+        body: bytes | None = None
         try:
             with (
                 self._admission.enter() as place,
@@ -158,8 +159,9 @@ class Door(ABC):
                 self._gate.verified(scope)
                 return answer
         except RequestRejected as rejection:
+            self._keep(rejection, scope, headers, body)
             if not rejection.is_verified:
-                self._gate.refused(scope, len(body))
+                self._gate.refused(scope, len(body or b""))
             return self._refused(rejection)
         except Overloaded as error:
             self._count("UNAVAILABLE")
@@ -180,6 +182,12 @@ class Door(ABC):
     def _observe(self, seconds: float) -> None:
         self._acknowledge.observe(seconds)
         self._tallies.add(self._route.name, REQUESTS, ACKNOWLEDGED, seconds)
+
+    @abstractmethod
+    def _keep(
+        self, rejection: RequestRejected, scope: Scope, headers: Headers, body: bytes | None
+    ) -> None:
+        """Remembers what was refused, for people."""
 
     def _refused(self, rejection: RequestRejected) -> Answer:
         self._count(rejection.code)

@@ -1,7 +1,6 @@
 """One route's URL: signature, claim, answer."""
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -18,16 +17,17 @@ from gateway.errors import (
 )
 from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed, Verdict
-from gateway.ledger.making import make_claim
 from gateway.ledger.refusals import Refusal
 from gateway.model import Envelope
 from gateway.providers import Headers, Incoming
-from gateway.providers.provider import Greeting, Verified
+from gateway.providers.provider import Greeting
 from gateway.receive import answers
 from gateway.receive.answers import Answer, Taken
 from gateway.receive.door import Door, Reception
-from gateway.receive.keyring import EXPIRED, Keyring
+from gateway.receive.keyring import Keyring
+from gateway.receive.reading import Reading
 from gateway.receive.refused import Refused
+from gateway.receive.turned_away import TurnedAway, measure
 from gateway.redaction import RedactAt
 from gateway.routes import Route
 from gateway.secrets import Secret
@@ -56,19 +56,24 @@ class Endpoint(Door):
         verify_token: Secret | None = None,
         spool: Spool | None,
         refused: Refused,
+        accepts_unverified: bool = False,
     ) -> None:
         super().__init__(route, reception)
         self._provider = route.provider
         is_cut = route.redaction is not None and route.redaction.at is RedactAt.STORE
         self._thread_bytes = CUT_THREAD_BYTES if is_cut else THREAD_BYTES
-        self._keyring = keyring
+        self._reading = Reading(route, reception.registry, keyring, reception.vault)
         self._public_url = public_url
         self._verify_token = None if verify_token is None else verify_token.reveal()
         self._spool = spool
-        self._refusals = refused if route.reconcile is not None else None
+        self._remembering = refused
+        self._largest_kept = -1 if is_cut else refused.largest_body
+        self._addresses = reception.addresses
+        self._accepts_unverified = accepts_unverified
         self._ledger_s = max(self._acknowledge_s - SPOOL_S, self._acknowledge_s / 2)
         self._flagged = reception.metrics.flagged.labels(route.name)
         self._spooled = reception.metrics.spooled.labels(route.name)
+        self._unverified = reception.metrics.unverified.labels(route.name)
 
     def _ledger_late(self) -> Exception:
         self._claimer.suspect()
@@ -91,10 +96,15 @@ class Endpoint(Door):
         received_at = datetime.now(UTC)
         url = self._url(scope) if self._provider.uses_url else ""
         incoming = Incoming(headers, body, "POST", url)
-        if len(body) > self._thread_bytes:
-            read = await asyncio.to_thread(self._read, incoming, received_at)
-        else:
-            read = self._read(incoming, received_at)
+        try:
+            if len(body) > self._thread_bytes:
+                read = await asyncio.to_thread(self._reading.read, incoming, received_at)
+            else:
+                read = self._reading.read(incoming, received_at)
+        except (BadSignature, StaleTimestamp) as refusal:
+            if not self._accepts_unverified:
+                raise
+            read = self._read_unverified(refusal, scope, incoming, received_at)
         if isinstance(read, Greeting):
             self._count("greeted")
             return answers.greeted(read)
@@ -107,6 +117,41 @@ class Endpoint(Door):
             taken = await self._take_all(read)
         reached("claim.answering")
         return answers.received(taken, self._provider.acknowledgement)
+
+    def _read_unverified(
+        self, refusal: RequestRejected, scope: Scope, incoming: Incoming, now: datetime
+    ) -> Greeting | list[Claim | Envelope]:
+        """In development, on a route with `enforce: false`: reported, and taken all the same."""
+        read = self._reading.read_unverified(incoming, now)
+        self._unverified.inc()
+        self._keep(refusal, scope, incoming.headers, incoming.body, is_shadow=True)
+        self._complain("accepted_unverified", code=refusal.code, reason=refusal.reason)
+        return read
+
+    def _keep(
+        self,
+        rejection: RequestRejected,
+        scope: Scope,
+        headers: Headers,
+        body: bytes | None,
+        *,
+        is_shadow: bool = False,
+    ) -> None:
+        client = self._addresses.of(scope)
+        self._remembering.keep(
+            TurnedAway(
+                route=self._route.name,
+                at=datetime.now(UTC),
+                code=rejection.code,
+                reason=rejection.reason,
+                scope=scope,
+                headers=headers,
+                body=body if len(body or b"") <= self._largest_kept else None,
+                body_bytes=measure(headers, body),
+                address=None if client is None else str(client.address),
+                shadow=is_shadow,
+            )
+        )
 
     async def _take_all(self, claims: Sequence[Claim | Envelope]) -> list[Taken]:
         """Together, in their order. Where one is not durable, the sender comes back with all of
@@ -146,46 +191,6 @@ class Endpoint(Door):
         self._spooled.inc()
         return Claimed(verdict=Verdict.ACCEPTED, is_spooled=True)
 
-    def _read(self, incoming: Incoming, now: datetime) -> Greeting | list[Claim | Envelope]:
-        """Verifies first: nothing of a body is looked at before its sender is known."""
-        provider = self._provider
-        ring = self._keyring.at(now)
-        if not ring.keys:
-            raise BadSignature(EXPIRED)
-        verified = provider.verify(
-            incoming, keys=ring.keys, now=now, tolerance=self._route.tolerance
-        )
-        held = ring.held[verified.key]
-        held.use.note(now)
-        if provider.greet is not None:
-            greeting = provider.greet(incoming, key=held.key)
-            if greeting is not None:
-                return greeting
-        if provider.split is None:
-            return [self._claim(incoming, verified, held.name, now)]
-        return [self._claim(item, verified, held.name, now) for item in provider.split(incoming)]
-
-    def _claim(
-        self, incoming: Incoming, verified: Verified, verified_by: str, now: datetime
-    ) -> Claim | Envelope:
-        """The envelope alone, where the event is not wanted."""
-        envelope = self._provider.read(incoming)
-        if not self._route.wants(envelope):
-            return envelope
-        signed_at_s = verified.signed_at_s
-        return make_claim(
-            self._route,
-            self._registry,
-            envelope,
-            headers=incoming.headers,
-            body=incoming.body,
-            digest=hashlib.sha256(incoming.body).digest(),
-            received_at=now,
-            vault=self._vault,
-            verified_by=verified_by,
-            clock_s=None if signed_at_s is None else now.timestamp() - signed_at_s,
-        )
-
     def _refused(self, rejection: RequestRejected) -> Answer:
         told = super()._refused(rejection)
         if isinstance(rejection, BadSignature | StaleTimestamp):
@@ -195,8 +200,8 @@ class Endpoint(Door):
     def _note(self, claim: Claim, claimed: Claimed) -> None:
         envelope = claim.envelope
         if claimed.verdict is Verdict.REPLAYED:
-            if self._refusals is not None:
-                self._refusals.note(Refusal(claim.route, envelope.id, claim.digest))
+            if self._route.reconcile is not None:
+                self._remembering.note(Refusal(claim.route, envelope.id, claim.digest))
             raise Replayed(
                 f"event {envelope.id} has the bytes of {claimed.first_event_id}, claimed before"
             )

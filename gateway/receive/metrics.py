@@ -36,6 +36,18 @@ class Metrics:
             ["route"],
             registry=self.registry,
         )
+        self.unverified = Counter(
+            "gateway_unverified",
+            "Events taken in development although their signature was wrong (enforce: false).",
+            ["route"],
+            registry=self.registry,
+        )
+        self.rejected = Counter(
+            "gateway_rejected",
+            "Refused requests for the ring: kept, left out of too many, or lost with the ledger.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.spooled = Counter(
             "gateway_spooled",
             "Events acknowledged from the local spool because the ledger did not answer.",

@@ -91,6 +91,9 @@ class QueueDoor(Door):
         self._log.info(f"job_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
         return answers.published(envelope.id, claimed.verdict)
 
+    def _keep(self, *_: object) -> None:
+        """Nothing: who publishes is told what is wrong."""
+
     def _refused(self, rejection: RequestRejected) -> Answer:
         told = super()._refused(rejection)
         if isinstance(rejection, Unauthorized):

@@ -1,62 +1,113 @@
-"""Remembers delivery ids that were refused as REPLAYED, after the answer and never in its way."""
+"""Writes down what was refused, after the answer and never in its way."""
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 import structlog
+from prometheus_client import Counter
 
 from gateway.errors import StorageUnavailable
-from gateway.ledger.connection import TROUBLE, close_quietly, connect, describe
+from gateway.ledger.connection import TROUBLE, Connection, close_quietly, connect, describe
 from gateway.ledger.refusals import Refusal, note_refusals
+from gateway.ledger.rejected import Bounds, compare_clocks, keep_rejected
+from gateway.receive.recorder import Recorder
 from gateway.receive.throttle import Throttle
+from gateway.receive.turned_away import TurnedAway
+from gateway.receive.waiting import Waiting
 
 PER_SECOND: Final = 20
 """Whoever replays a captured request a thousand times a second is not to be served with writes."""
 
 PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 8.0
+"""Between two writes, while more comes than is held."""
+
+STOP_S: Final = 2.0
 
 log = structlog.get_logger("gateway.receive")
 
 
 class Refused:
-    """Writes down what it is told, a second's worth at a time.
+    """Writes what it is told, a second's worth at a time, on a connection opened for it.
 
-    What is lost with the process is no harm: reconcile asks for it once, and it is refused again.
+    Two tables: the ids of replayed requests, for reconcile, and the ring of refused requests, for
+    people. What is lost with the process, or with a ledger that is away, is counted and gone.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self, url: str, *, recorder: Recorder, bounds: Bounds, largest_body: int, counted: Counter
+    ) -> None:
         self._url = url
-        self._waiting: list[Refusal] = []
+        self.recorder = recorder
+        """Knows the secrets: replaced when they are."""
+        self._bounds = bounds
+        self.largest_body = largest_body
+        self._kept, self._left_out, self._lost = (
+            counted.labels(outcome) for outcome in ("kept", "left_out", "lost")
+        )
+        self._replayed: list[Refusal] = []
+        self._waiting = Waiting()
         self._throttle = Throttle(PER_SECOND)
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     def note(self, refusal: Refusal) -> None:
-        """Takes one to write down, unless there have been enough of them this second."""
-        if not self._throttle.allow():
-            return
-        self._waiting.append(refusal)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._write(), name="refused")
+        """Takes an id to write down, unless there have been enough of them this second."""
+        if self._throttle.allow():
+            self._replayed.append(refusal)
+            self._start()
+
+    def has_room(self, route: str) -> bool:
+        """Whether the ring would take one more right now."""
+        return bool(self._bounds.rows) and self._waiting.has_room(route)
+
+    def keep(self, request: TurnedAway) -> None:
+        """Takes a request for the ring, as far as there is room."""
+        if self._bounds.rows:
+            self._waiting.add(request)
+            self._start()
 
     async def stop(self) -> None:
         """Writes down what waits, if that is soon done."""
+        self._stopping.set()
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=2 * PAUSE_S)
+            await asyncio.wait({self._task}, timeout=STOP_S)
             self._task.cancel()
 
-    async def _write(self) -> None:
-        while self._waiting:
-            await asyncio.sleep(PAUSE_S)
-            waiting, self._waiting = self._waiting, []
-            await self._write_down(waiting)
+    def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write(), name="refused")
 
-    async def _write_down(self, waiting: list[Refusal]) -> None:
-        """On a connection that is opened for it: this is rare."""
+    async def _write(self) -> None:
+        pause_s = PAUSE_S
+        while self._replayed or self._waiting:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            replayed, self._replayed = self._replayed, []
+            waiting, self._waiting = self._waiting, Waiting()
+            self._left_out.inc(waiting.left_out)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if waiting.left_out else PAUSE_S
+            await self._write_down(replayed, waiting)
+
+    async def _write_down(self, replayed: list[Refusal], waiting: Waiting) -> None:
         connection = None
         try:
             connection = await connect(self._url, name="gateway refusals")
-            await note_refusals(connection, waiting)
+            if replayed:
+                await note_refusals(connection, replayed)
+            if waiting:
+                await self._keep(connection, waiting.requests())
         except (StorageUnavailable, *TROUBLE) as error:
-            log.warning("refusals_not_noted", error=describe(error))
+            self._lost.inc(len(waiting))
+            log.warning("refusals_not_noted", error=describe(error), requests=len(waiting))
+        else:
+            self._kept.inc(len(waiting))
         finally:
             await close_quietly(connection)
+
+    async def _keep(self, connection: Connection, requests: list[TurnedAway]) -> None:
+        is_stale = any(request.code == "STALE_TIMESTAMP" for request in requests)
+        clocks = await compare_clocks(connection) if is_stale else None
+        rows = await asyncio.to_thread(self.recorder.record, requests, clocks)
+        await keep_rejected(connection, rows, self._bounds)

@@ -96,6 +96,8 @@ class Route:
     """Whether what came, and what was made of it, is stored encrypted."""
     verify_token: SecretRef | None = None
     """What a handshake by GET must show."""
+    enforce: bool = True
+    """Whether what is not verified is refused; False has an effect only in development."""
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -369,6 +371,7 @@ def _route(
         allow=None if section.allow is None else Networks(tuple(section.allow)),
         limit=section.limit,
         encrypt=section.encrypt,
+        enforce=section.enforce,
     )
 
 

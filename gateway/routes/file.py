@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, StrictBool
 from pydantic.json_schema import GenerateJsonSchema
 
 from gateway.model import Backoff, RetryPolicy, Spooling
@@ -196,6 +196,11 @@ class RouteSection(HandlingSection):
         default=None,
         description="While Postgres is away: always acknowledge from the local disk, or never and"
         " answer 503. Default: always where the provider does not retry by itself.",
+    )
+    enforce: StrictBool = Field(
+        default=True,
+        description="false: events with a wrong signature are reported, and accepted, in"
+        " development only (`gateway up`); elsewhere they are refused as ever.",
     )
     reconcile: Annotated[ReconcileSection | None, AfterValidator(check_reconcile)] = Field(
         default=None,

@@ -65,6 +65,7 @@ def encode(claim: Claim) -> bytes:
             "verified_by": claim.verified_by,
             "clock_s": claim.clock_s,
             "key_id": claim.key_id,
+            "unverified": claim.unverified,
         }
     )
     lengths = LENGTHS.pack(len(facts), len(claim.body))
@@ -150,6 +151,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         verified_by=facts.get("verified_by"),
         clock_s=facts.get("clock_s"),
         key_id=facts.get("key_id"),  # nor of before there were keys
+        unverified=facts.get("unverified", False),
     )
 
 

@@ -17,6 +17,7 @@ from gateway.failpoints import reached
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.rejected import forget_rejected
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.ledger.tallies import Tallies
 from gateway.ledger.turns import StuckTurns
@@ -26,6 +27,8 @@ REAP_LIMIT: Final = 200
 LEAVE_S: Final = 1.0
 CLOCKS_DRIFT: Final = timedelta(seconds=1)
 """By so much a clock may be set back without a word."""
+
+FORGET_EVERY_S: Final = 600.0
 
 VERSION: Final = version("webhook-gateway-server")
 MISSED_ROUNDS: Final = 6
@@ -42,6 +45,7 @@ class Sweeper:
         ledger: Pool,
         *,
         pruner: Pruner,
+        rejected: timedelta,
         handlers: Sequence[tuple[str, str]],
         turns: StuckTurns,
         tallies: Tallies,
@@ -52,6 +56,8 @@ class Sweeper:
     ) -> None:
         self._ledger = ledger
         self._pruner = pruner
+        self._rejected = rejected
+        self._forgot_at = -FORGET_EVERY_S
         self._turns = turns
         self._tallies = tallies
         self._handlers = [f"{route} {handler}" for route, handler in handlers]
@@ -97,6 +103,7 @@ class Sweeper:
     async def prune(self) -> None:
         """Forgets until there is no more to forget, and rests for as long as it works: however much
         there is, it takes half of one connection at most."""
+        await self._forget_rejected()
         total, told_at = Pruned(more=True), time.monotonic()
         while total.more:
             began_at = time.monotonic()
@@ -108,6 +115,12 @@ class Sweeper:
                 total, told_at = Pruned(more=total.more), now
             if total.more:
                 await asyncio.sleep(now - began_at)
+
+    async def _forget_rejected(self) -> None:
+        """Refused requests of long ago."""
+        if time.monotonic() - self._forgot_at >= FORGET_EVERY_S:
+            await forget_rejected(self._ledger, self._rejected)
+            self._forgot_at = time.monotonic()
 
     async def leave(self) -> None:
         """Takes this worker off the list."""

@@ -26,6 +26,6 @@ def make_up_secrets(
     made_up |= development_secrets(
         settings.data_dir, keys, variables, make=lambda: token_hex(KEY_BYTES)
     )
-    if made_up:
-        variables["GATEWAY_DEV_SECRETS"] = str((settings.data_dir / SECRETS_FILE).absolute())
+    # Also where none was made up: by it the children know that this is development.
+    variables["GATEWAY_DEV_SECRETS"] = str((settings.data_dir / SECRETS_FILE).absolute())
     return tuple(made_up)

@@ -223,7 +223,8 @@ async def test_an_erasure_is_counted_first_and_needs_a_reason(
     await claim_all(database_url, [make_claim("evt_1"), make_claim("evt_2")])
     counted = await api.post("/erase", json={"event_id": "evt_1", "dry_run": True})
     assert counted.json() == {
-        "events": 1, "pending": 1, "dead": 0, "running": [], "spooled": 0, "next": None,
+        "events": 1, "pending": 1, "dead": 0, "running": [], "rejected": 0, "spooled": 0,
+        "next": None,
     }  # fmt: skip
     for body in (
         {"event_id": "evt_1"},

@@ -457,21 +457,26 @@ CASES: Final = [
     Case(query="note_rekey", arguments=("ann", None, None)),
     Case(query="note_reveal", arguments=("ann", None, ["stripe"], ["evt_1"])),
     Case(query="note_test", arguments=("ann",)),
+    Case(query="compare_clocks", arguments=(100,), rows=100),
 ]
 
 ASIDE: Final = {
     "abandon_reconciliations", "add_secret_uses", "alive", "await_prune", "begin_order",
-    "begin_reconciliation", "describe_server", "end_reconciliation", "find_idle_transactions",
-    "find_leasing", "find_order", "find_paused", "find_reconciliation", "find_resumable",
-    "forget_destinations", "forget_reconciliations", "forget_reload", "hold_order", "keep_alert",
-    "keep_places", "keep_policies", "keep_reload", "last_reconciliations", "last_scheduled",
-    "leave", "leave_reconciliation", "list_alerts", "list_bloated", "list_exhausted",
-    "list_messages", "list_orders", "list_pauses", "list_reconciliations", "list_reloads",
-    "list_secret_uses", "list_totals", "list_workers", "mark_order", "note_sent", "note_unsent",
-    "put_message", "read_clock", "read_durability", "read_limits", "read_privileges",
-    "resume_order", "resume_reconciliation", "silence_alerts", "start_look", "start_prune",
+    "begin_reconciliation", "count_rejected_of", "describe_server", "end_reconciliation",
+    "erase_rejected", "find_idle_transactions", "find_leasing", "find_order", "find_paused",
+    "find_reconciliation", "find_rejected", "find_resumable", "forget_destinations",
+    "forget_reconciliations", "forget_rejected", "forget_reload", "group_rejected",
+    "hold_order", "hold_rejected", "keep_alert", "keep_places", "keep_policies",
+    "keep_rejected", "keep_reload", "last_reconciliations", "last_scheduled", "leave",
+    "leave_reconciliation", "list_alerts", "list_bloated", "list_exhausted", "list_messages",
+    "list_orders", "list_pauses", "list_reconciliations", "list_rejected", "list_reloads",
+    "list_secret_uses", "list_totals", "list_workers", "lock_rejected", "mark_order",
+    "mark_released", "next_rejected", "note_sent", "note_unsent", "put_message", "read_clock",
+    "read_durability", "read_limits", "read_privileges", "resume_order",
+    "resume_reconciliation", "silence_alerts", "start_look", "start_prune",
     "start_reconciliation",
     "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
+    "trim_rejected",
 }  # fmt: skip
 """These touch no table that grows."""
 

@@ -367,8 +367,8 @@ async def test_a_prune_rests_as_long_as_it_works(database_url: str) -> None:
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
     pruner = Slow(steps=5, step_s=0.05)
     sweeper = Sweeper(
-        pool, pruner=pruner, handlers=[], turns=StuckTurns(), tallies=Tallies(), every=DAY,
-        lease=DAY, renew=_nothing, on_due=lambda: None,
+        pool, pruner=pruner, rejected=DAY, handlers=[], turns=StuckTurns(), tallies=Tallies(),
+        every=DAY, lease=DAY, renew=_nothing, on_due=lambda: None,
     )  # fmt: skip
     began_at = time.monotonic()
     await sweeper.prune()

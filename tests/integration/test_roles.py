@@ -24,6 +24,7 @@ GENERIC: Final = "force_generic_plan"
 UNREAD: Final = PAYLOADS | {
     *(("effects", "result"), ("effects", "sealed"), ("effects", "token")),
     ("attempts", "sealed"),
+    *(("rejected", "headers"), ("rejected", "body")),
 }
 
 SQL: Final = Path(__file__).parents[2] / "gateway" / "ledger" / "sql"
@@ -42,7 +43,7 @@ LOOKING: Final = {
     *statements_of("status", "dead"),
     "list_all_audit",
     *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
-    *("list_secret_uses", "list_reloads", "count_keys"),
+    *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
     *("list_pauses", "list_orders", "find_order", "list_deliveries"),
     *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
 }
@@ -53,6 +54,7 @@ RUN_BY: Final = {
     SERVE: CLAIMING
     | TELLING
     | {"find_job", "add_tallies", "note_refusals"}
+    | {"lock_rejected", "keep_rejected", "trim_rejected", "compare_clocks"}
     | {"add_secret_uses", "keep_reload", "forget_reload"},
     WORKER: CLAIMING
     | TELLING
@@ -60,13 +62,15 @@ RUN_BY: Final = {
     | statements_of("reconciliations", "gaps")
     - {"note_refusals", "list_gaps", "list_reconciliations"}
     | statements_of("retention") - {"count_prunable", "count_expired"}
-    | {"alive", "set_back", "leave", "publish", "add_tallies", "find_paused"},
+    | {"alive", "set_back", "leave", "publish", "add_tallies", "find_paused", "forget_rejected"},
     OPERATOR: CLAIMING
     | LOOKING
     | statements_of("events", "orders", "bulk", "pauses", "retention", "erasure", "doctor")
     | statements_of("reconciliations", "gaps")
     - {"note_refusals", "forget_reconciliations", "forget_refusals", "last_scheduled"}
     | statements_of("rekey", "past")
+    | {"find_rejected", "next_rejected", "hold_rejected", "mark_released"}
+    | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}
     | {"note_test", "note_reveal"},
     READONLY: LOOKING - {"group_dead"},  # which counts payloads
 }
@@ -191,11 +195,14 @@ FORBIDDEN: Final = {
         "select from gateway.effects",
         "select from gateway.audit",
         "insert into gateway.audit (actor, action) values ('a', 'b')",
+        "select body from gateway.rejected",
+        "update gateway.rejected set cause = 'x'",
     ),
     WORKER: (
         "update gateway.audit set actor = 'somebody else'",
         "insert into gateway.pauses (route, handler, actor) values ('a', 'b', 'c')",
         "update gateway.migrations set version = 1",
+        "select headers from gateway.rejected",
     ),
     OPERATOR: (
         "delete from gateway.migrations",

@@ -31,8 +31,8 @@ from gateway.secrets import SecretRef
 SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
-    "ack_within, allow, api_key, encrypt, forward, handlers, limit, livemode, max_body, path,"
-    " provider, receive_within, reconcile, redact, redact_at,"
+    "ack_within, allow, api_key, encrypt, enforce, forward, handlers, limit, livemode, max_body,"
+    " path, provider, receive_within, reconcile, redact, redact_at,"
     " replay, retention, scheme, secrets, spool, tolerance, types, verify_token"
 )
 RATE = "a rate such as 5/s, 100/m or 20/10s, of at most 10000 a period"

@@ -85,6 +85,10 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_SPOOL_SIZE": "0B",
         "GATEWAY_QUEUE_DEPTH": "7",
         "GATEWAY_AUDIT_RETENTION": "30d",
+        "GATEWAY_REJECTED_ROWS": "0",
+        "GATEWAY_REJECTED_SIZE": "1MiB",
+        "GATEWAY_REJECTED_BODY": "0B",
+        "GATEWAY_REJECTED_RETENTION": "1h",
         "GATEWAY_ENGINES": "wheels",
         "GATEWAY_DEV_SECRETS": "secrets.json",
         "GATEWAY_ADMIN_TOKEN": TOKEN,
@@ -110,6 +114,8 @@ def test_every_variable_is_read() -> None:
     assert settings.spool_size == 0
     assert settings.trusted_proxies == make_networks(["10.0.0.0/8", "::1"])
     assert settings.refused_rate == Rate(count=3, period=timedelta(seconds=10))
+    assert (settings.rejected_rows, settings.rejected_size) == (0, 1024**2)
+    assert (settings.rejected_body, settings.rejected_retention) == (0, timedelta(hours=1))
     assert settings.engines == "wheels"
     assert settings.public_url == "https://hooks.example.com/in"
     assert settings.dev_secrets == Path("secrets.json")

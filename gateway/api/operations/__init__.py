@@ -18,6 +18,12 @@ from gateway.api.operations.orders import (
 )
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
 from gateway.api.operations.reconcile import RECONCILE, RECONCILIATION, RECONCILIATIONS
+from gateway.api.operations.rejected import (
+    REJECTED,
+    REJECTED_GROUPS,
+    RELEASE,
+    SHOW_REJECTED,
+)
 from gateway.api.operations.rekey import REKEY
 from gateway.api.operations.retention import ERASE, PRUNE
 from gateway.api.operations.status import STATUS
@@ -50,4 +56,8 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     RECONCILE,
     RECONCILIATIONS,
     RECONCILIATION,
+    REJECTED,
+    REJECTED_GROUPS,
+    RELEASE,
+    SHOW_REJECTED,
 )

@@ -89,6 +89,7 @@ async def _erase(office: Office, params: EraseParams) -> ErasedAnswer:
         "pending": erased.pending,
         "dead": erased.dead,
         "running": [{"route": route, "event_id": event_id} for route, event_id in erased.running],
+        "rejected": erased.rejected,
         "spooled": stock.events,
         "next": None if mark is None else ERASED_TO.write(mark),
     }

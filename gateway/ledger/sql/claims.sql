@@ -10,17 +10,18 @@ with input as materialized (
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
         headers jsonb, replay text, replay_of text, handlers json,
         order_keys json, spooled boolean, delay_s double precision, reconciled boolean,
-        verified_by text, clock_s real, key_id text)
+        verified_by text, clock_s real, key_id text, unverified boolean)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
         (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
          headers, body, replay, guard, replay_of, spooled, reconciled, verified_by, clock_s,
-         key_id)
+         key_id, unverified)
     select route, event_id, provider, type, account, livemode, occurred_at, received_at,
            decode(digest, 'hex'), headers, body, replay,
            case when replay is not null and replay_of is null then decode(digest, 'hex') end,
-           replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id
+           replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id,
+           coalesce(unverified, false)
     from input
     order by route, event_id
     on conflict do nothing

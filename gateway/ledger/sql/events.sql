@@ -3,7 +3,7 @@
 -- Filters are put so that the planner cannot guess how rare a match is: it would scan the whole table
 -- for a rare one, where a walk from the newest finds what is new at once and can be bounded.
 select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
-       e.replay_of, e.spooled, e.reconciled, e.body is not null as payload_kept,
+       e.replay_of, e.spooled, e.reconciled, e.unverified, e.body is not null as payload_kept,
        e.body is null and exists (
            select from gateway.audit a
            where a.action = 'erase' and a.route = e.route and a.event_id = e.event_id) as is_erased,
@@ -38,7 +38,7 @@ with recursive routes as (
 )
 select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
        encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of, e.spooled,
-       e.reconciled, e.verified_by, e.clock_s, e.key_id
+       e.reconciled, e.verified_by, e.clock_s, e.key_id, e.unverified
 from routes r
 cross join lateral (
     select * from gateway.processed_events where route = r.route and event_id = $2 limit 1

@@ -53,6 +53,7 @@ def check_configuration(installation: Installation) -> Iterator[Finding]:
     if installation.config is not None:
         yield _routes(installation.config)
         yield from _allowed(installation.settings, installation.config)
+        yield from _unenforced(installation.config)
     if installation.registry is not None:
         yield from _handlers(installation.registry)
 
@@ -105,6 +106,16 @@ def _allowed(settings: Settings, config: Config) -> Iterator[Finding]:
             f"{', '.join(listed)[:80]}: `allow` sees the address of your proxy, not the senders'",
             "name the proxy in GATEWAY_TRUSTED_PROXIES",
         )
+
+
+def _unenforced(config: Config) -> Iterator[Finding]:
+    for route in config.doors:
+        if not route.enforce:
+            yield warning(
+                ROUTES,
+                f"{route.name} has enforce: false, which is ignored outside of `gateway up`",
+                "what is not verified is refused in production; take it out of the file",
+            )
 
 
 def _handlers(registry: Registry) -> Iterator[Finding]:

@@ -147,9 +147,24 @@ def _failing(status: Status) -> Iterator[Attention]:
     yield from _few(found)
 
 
+def _rejected(status: Status) -> Iterator[Attention]:
+    """What no stranger can have caused: somebody has to put it right."""
+    for told in status["rejected"]:
+        if told["cause"] in OURS:
+            on = f"on {told['route']}" if told["route"] else "for their path"
+            requests = format_count(told["refused"], "request")
+            yield _warning(
+                f"{requests} refused {on} in the last hour: {told['detail']}", SEE_REJECTED
+            )
+
+
 def _refusals(status: Status) -> Iterator[Attention]:
+    told = {(r["route"], r["code"]) for r in status["rejected"] if r["cause"] in OURS}
+    causes = {(r["route"], r["code"]): r["detail"] for r in reversed(status["rejected"])}
     for route in status["routes"]:
         for code, count in sorted(route["refused_as"].items(), key=lambda item: -item[1]):
+            if (route["route"], code) in told:
+                continue
             if code == "UNAVAILABLE":
                 yield _problem(
                     f"{route['route']}: {format_count(count, 'request')} not taken (503)"
@@ -160,7 +175,7 @@ def _refusals(status: Status) -> Iterator[Attention]:
                 yield _warning(
                     f"{route['route']}: {count:,} of {_answered(route):,} requests refused"
                     f" as {code} in the last 5 minutes",
-                    REFUSALS.get(code, "see the log of `gateway serve`"),
+                    f"{causes.get((route['route'], code)) or _usual(code)}; {SEE_REJECTED}",
                 )
 
 
@@ -249,6 +264,7 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
     _reconciles,
     _orders,
     _keys,
+    _rejected,
     _refusals,
     _failing,
 )
@@ -268,6 +284,20 @@ REFUSALS: Final = {
     "RATE_LIMITED": "more than the route's `limit`: the sender comes again",
     "TOO_MANY_REFUSED": "a flood of refused requests, which are no longer looked at",
 }
+
+
+SEE_REJECTED: Final = "see `gateway rejected`"
+OURS: Final = frozenset(
+    {
+        *("another_route", "wrong_url", "secret_form", "reserialised", "clock"),
+        "other_url",
+    }
+)
+"""Causes that show a sender of ours to be behind it."""
+
+
+def _usual(code: str) -> str:
+    return REFUSALS.get(code, "see the log of `gateway serve`")
 
 
 def _is_much(route: RouteState, count: int) -> bool:

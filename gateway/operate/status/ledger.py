@@ -10,6 +10,7 @@ from gateway.ledger.migrate import applied_version
 from gateway.ledger.pauses import Pause
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.reconciliations import last_runs
+from gateway.ledger.rejected import Chosen, group_rejected
 from gateway.ledger.tallies import REQUESTS
 from gateway.operate.status.figures import HOUR, Figures, refused_as
 from gateway.operate.status.report import (
@@ -17,6 +18,7 @@ from gateway.operate.status.report import (
     OrderState,
     PostgresState,
     ReconcileState,
+    RejectedState,
     ReloadState,
     RouteState,
     SecretState,
@@ -31,6 +33,7 @@ MOST_COUNTED: Final = 50_001
 """Of each handler and state: enough to know that there are more than fifty thousand."""
 
 NEWEST_ORDERS: Final = 50
+MOST_CAUSES: Final = 50
 
 Session = Connection | Pooled
 
@@ -60,6 +63,26 @@ async def read_reconciles(session: Session) -> list[ReconcileState]:
     wanted = ReconcileState.__annotations__
     rows = await last_runs(session)
     return [ReconcileState(**{name: row[name] for name in wanted}) for row in rows]  # type: ignore[typeddict-item]
+
+
+async def read_rejected(session: Session, now: datetime, figures: Figures) -> list[RejectedState]:
+    """Why requests of the last hour were refused, as far as they were kept."""
+    groups = await group_rejected(session, Chosen(since=now - HOUR), MOST_CAUSES)
+    return [
+        RejectedState(
+            route=group["route"],
+            code=group["code"],
+            cause=group["cause"],
+            detail=group["detail"],
+            refused=max(
+                figures.hour.get((group["route"], REQUESTS), {}).get(group["code"], 0),
+                group["count"],
+            ),
+            kept=group["count"],
+            last_at=group["last_at"],
+        )
+        for group in groups
+    ]
 
 
 async def read_orders(session: Session) -> list[OrderState]:

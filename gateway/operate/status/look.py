@@ -24,6 +24,7 @@ from gateway.operate.status.ledger import (
     read_orders,
     read_postgres,
     read_reconciles,
+    read_rejected,
     read_reloads,
     read_workers,
 )
@@ -75,6 +76,7 @@ async def _read_ledger(
         "workers": workers,
         "reconciles": await read_reconciles(session),
         "reloads": await read_reloads(session),
+        "rejected": await read_rejected(session, now, figures),
         "orders": await read_orders(session),
         "uses": await count_keys(session),
     }
@@ -96,6 +98,7 @@ async def _without_ledger(settings: Settings, routes: Iterable[Route], error: st
             "workers": [],
             "reconciles": [],
             "reloads": [],
+            "rejected": [],
             "orders": [],
             "keys": key_states((), _ring(settings), spool["keys"]),
         }

@@ -181,6 +181,20 @@ class OrderState(TypedDict):
     """Nobody seems to be at it."""
 
 
+class RejectedState(TypedDict):
+    """Requests of a route that were refused for the same cause, in the last hour."""
+
+    route: str
+    """Empty where no route has the path."""
+    code: str
+    cause: str
+    detail: str
+    refused: int
+    """With this code, whatever the cause: of most, nothing is kept."""
+    kept: int
+    last_at: datetime
+
+
 class Status(TypedDict):
     """All of it."""
 
@@ -197,6 +211,7 @@ class Status(TypedDict):
     workers: list[WorkerState]
     reconciles: list[ReconcileState]
     reloads: list[ReloadState]
+    rejected: list[RejectedState]
     orders: list[OrderState]
     keys: list[KeyState]
     """Under which keys encrypted routes are stored."""

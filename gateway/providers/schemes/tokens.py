@@ -12,6 +12,7 @@ from gateway.notation.problems import Unexpected
 from gateway.providers.provider import Incoming, Key, Verified, Verify
 from gateway.providers.schemes.places import Looked, Reader
 from gateway.providers.schemes.sections import BearerSection
+from gateway.providers.signature import OTHERS_BEARER
 
 MOST_CHARS: Final = 4096
 AUTHORIZATION: Final = "authorization"
@@ -71,7 +72,7 @@ def _make_verify(read: Callable[[Looked], str | None], names: str) -> Verify:
         digest = _digest(sent.encode("utf-8" if not sent.isascii() else "ascii", "replace"))
         found = [index for index, key in enumerate(keys) if hmac.compare_digest(digest, key)]
         if not found:
-            raise BadSignature(f"{names}: not a token of the route")
+            raise BadSignature(f"{names}: {OTHERS_BEARER}")
         return Verified(found[0])
 
     return verify

@@ -20,6 +20,7 @@ from gateway.providers.schemes.sections import (
     SignedSection,
 )
 from gateway.providers.schemes.template import Part
+from gateway.providers.signature import NO_MATCH
 
 MOST_SIGNATURES: Final = 16
 MOST_CHARS: Final = 4096
@@ -286,7 +287,7 @@ def _make_check(section: SignedSection) -> Check:
                     return index
             elif matches is not None and matches(message, signatures, key):
                 return index
-        raise BadSignature("no signature matches a secret of the route")
+        raise BadSignature(NO_MATCH)
 
     return check
 

@@ -1,0 +1,217 @@
+"""Refused requests: why they were, and letting in what is right now."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gateway.api.office import Office
+from gateway.api.operation import Operation, Params
+from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
+from gateway.api.shapes import RejectedDetail, RejectedGroup, RejectedRow, ReleasedRow
+from gateway.api.values import RowId, Text
+from gateway.errors import BadRequest, NotFound
+from gateway.ledger.rejected import (
+    Chosen,
+    find_rejected,
+    group_rejected,
+    list_rejected,
+    next_rejected,
+)
+from gateway.notation.moments import Moment
+from gateway.operate.release import Released, Releaser, check_route, claiming
+from gateway.project import database_url, load_secrets
+
+AT_ONCE = 50
+"""Releases of one request to the API: nobody's request runs for minutes."""
+
+PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
+RejectedId = Annotated[RowId, Field(description="The id of a refused request.")]
+
+
+class ChosenParams(Params):
+    """Which refused requests."""
+
+    route: Annotated[Text | None, Field(description="Only of this route.")] = None
+    code: Annotated[Text | None, Field(description="Only with this code.")] = None
+    since: Annotated[Moment | None, Field(description="Not before: 2h (ago), or a time.")] = None
+
+    @property
+    def chosen(self) -> Chosen:
+        return Chosen(self.route, self.code, self.since)
+
+
+class RejectedParams(PageParams, ChosenParams):
+    """Which of them, and which part of their listing."""
+
+
+class RejectedGroupParams(ChosenParams):
+    """Which of them to count."""
+
+    limit: Annotated[
+        int, Field(ge=1, le=LONGEST_PAGE, description="How many groups at the most.")
+    ] = 100
+
+
+class ShowRejectedParams(Params):
+    """Which one, and whether with its body."""
+
+    rejected_id: RejectedId
+    body: Annotated[bool, Field(description="With the body, as far as it was kept.")] = False
+
+
+class ReleaseParams(ChosenParams):
+    """Which refused requests to let in, and where."""
+
+    ids: Annotated[
+        list[RowId] | None, Field(min_length=1, max_length=AT_ONCE, description="These.")
+    ] = None
+    all: Annotated[
+        bool, Field(strict=True, description="All that match, and are not released yet.")
+    ] = False
+    to_route: Annotated[
+        Text | None, Field(description="To this route, and not the one to which they came.")
+    ] = None
+    reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
+    dry_run: Annotated[bool, Field(strict=True, description="Only verify.")] = False
+    after: Annotated[
+        str | None, Field(max_length=4000, description="What the piece before gave as `next`.")
+    ] = None
+
+
+async def _rejected(office: Office, params: RejectedParams) -> Page[RejectedRow]:
+    [before] = PLACE.read(params.after)
+    rows = await list_rejected(office.ledger, params.chosen, before, params.limit + 1)
+    return PLACE.page(rows, params.limit)
+
+
+async def _groups(office: Office, params: RejectedGroupParams) -> list[RejectedGroup]:
+    return [
+        RejectedGroup(**group)  # type: ignore[typeddict-item]  # the same fields
+        for group in await group_rejected(office.ledger, params.chosen, params.limit)
+    ]
+
+
+async def _show(office: Office, params: ShowRejectedParams) -> RejectedDetail:
+    row = await find_rejected(office.ledger, params.rejected_id)
+    if row is None:
+        raise NotFound(f"there is no refused request {params.rejected_id}")
+    shown = _shown(office, row) | {"body_kept": row["body"] is not None}
+    return _readable(shown, with_body=params.body)
+
+
+def _shown(office: Office, row: dict[str, Any]) -> dict[str, Any]:
+    """As people may see it: also what was refused obeys the `redact` of its route."""
+    if row["key_id"] is not None:  # only a release opens it
+        return row | {"body": None, "redacted": None}
+    shown = office.shown(row | {"deliveries": []})
+    del shown["deliveries"]
+    return shown
+
+
+def _readable(row: dict[str, Any], *, with_body: bool) -> RejectedDetail:
+    body, exact = row["body"], None
+    if not with_body:
+        body = None
+    elif body is not None:
+        try:
+            body = body.decode()
+        except UnicodeDecodeError:
+            body, exact = body.decode("utf-8", "backslashreplace"), b64encode(body).decode()
+    detail: RejectedDetail = row | {  # type: ignore[assignment]
+        "body": body,
+        "body_base64": exact,
+    }
+    return detail
+
+
+async def _release(office: Office, params: ReleaseParams) -> Page[ReleasedRow]:
+    if (params.ids is None) == (not params.all):
+        raise BadRequest("expected either ids, or all")
+    check_route(office.project, params.to_route)
+    ids, after = await _which(office, params)
+    rows = [_row(released) for released in await _release_each(office, params, ids)]
+    return {"items": rows, "next": after}
+
+
+async def _which(office: Office, params: ReleaseParams) -> tuple[list[int], str | None]:
+    if params.ids is not None:
+        return list(dict.fromkeys(params.ids)), None
+    [mark] = PLACE.read(params.after)
+    ids = await next_rejected(office.ledger, params.chosen, mark or 0, AT_ONCE + 1)
+    more = PLACE.write([ids[AT_ONCE - 1]]) if len(ids) > AT_ONCE else None
+    return ids[:AT_ONCE], more
+
+
+async def _release_each(
+    office: Office, params: ReleaseParams, ids: Sequence[int]
+) -> list[Released]:
+    accepted: list[int] = []
+    async with claiming(database_url(office.settings), accepted) as claimer:
+        releaser = Releaser(
+            project=office.project,
+            secrets=load_secrets(office.settings, office.project.config),
+            actor=office.actor,
+            reason=params.reason,
+            to_route=params.to_route,
+            dry_run=params.dry_run,
+            claimer=claimer,
+            vault=office.vault,
+        )
+        try:
+            async with office.session() as session:
+                return [await releaser.release(session, id) for id in ids]
+        finally:
+            await office.wake(accepted)
+            await releaser.tallies.flush(office.ledger)
+            if not params.dry_run:
+                await releaser.uses.flush(office.ledger)
+
+
+def _row(released: Released) -> ReleasedRow:
+    return {
+        "id": released.id,
+        "outcome": released.outcome,
+        "route": released.route,
+        "event_ids": list(released.event_ids),
+        "detail": released.detail,
+    }
+
+
+REJECTED = Operation(
+    name="rejected",
+    method="GET",
+    path="/rejected",
+    summary="Refused requests that were kept, newest first, each with its cause.",
+    params=RejectedParams,
+    result=Page[RejectedRow],
+    run=_rejected,
+)
+REJECTED_GROUPS = Operation(
+    name="rejected_groups",
+    method="GET",
+    path="/rejected/groups",
+    summary="Refused requests by route, code and cause, the latest first.",
+    params=RejectedGroupParams,
+    result=list[RejectedGroup],
+    run=_groups,
+)
+SHOW_REJECTED = Operation(
+    name="show_rejected",
+    method="GET",
+    path="/rejected/{rejected_id}",
+    summary="One refused request, with its headers, and its body if asked for.",
+    params=ShowRejectedParams,
+    result=RejectedDetail,
+    run=_show,
+)
+RELEASE = Operation(
+    name="release",
+    method="POST",
+    path="/rejected/release",
+    summary="Verify refused requests again, let in what is valid: a piece, until `next` is null.",
+    params=ReleaseParams,
+    result=Page[ReleasedRow],
+    run=_release,
+)

@@ -1,0 +1,243 @@
+"""`rejected`: why requests were refused, and letting in what is right now."""
+
+import sys
+from base64 import b64decode
+from collections import Counter
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from gateway.api.desk import Desk
+from gateway.api.operations.rejected import (
+    AT_ONCE,
+    REJECTED,
+    REJECTED_GROUPS,
+    RELEASE,
+    SHOW_REJECTED,
+    RejectedGroupParams,
+    RejectedParams,
+    ReleaseParams,
+    ShowRejectedParams,
+)
+from gateway.api.paging import LONGEST_PAGE
+from gateway.api.shapes import RejectedDetail, ReleasedRow
+from gateway.cli.asking import (
+    AsJson,
+    Limit,
+    Reason,
+    RouteName,
+    Since,
+    Url,
+    ask,
+    ask_pages,
+    at_desk,
+    given,
+    limit_of,
+)
+from gateway.cli.output import cell, complain, console, print_json, print_rows, printable
+from gateway.errors import CommandFailed
+from gateway.notation.quantities import format_count
+
+LET_IN: Final = frozenset({"accepted", "duplicate", "ignored", "valid", "already"})
+COLUMNS: Final = ["id", "at", "route", "code", "address", "body_bytes", "released_at", "detail"]
+
+
+class Doing(StrEnum):
+    """What to do with refused requests, beside listing them."""
+
+    SHOW = "show"
+    RELEASE = "release"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(rejected)
+
+
+def rejected(
+    doing: Annotated[
+        Doing | None, typer.Argument(help="Show one, or let them in.", show_default=False)
+    ] = None,
+    ids: Annotated[list[int] | None, typer.Argument(help="Which: as the listing has it.")] = None,
+    route: RouteName = None,
+    code: Annotated[
+        str | None, typer.Option("--code", help="Only with this code (BAD_SIGNATURE).")
+    ] = None,
+    since: Since = None,
+    group: Annotated[bool, typer.Option("--group", help="Only count them, by cause.")] = False,
+    body: Annotated[bool, typer.Option("--body", help="With show: print only the raw body.")] = (
+        False
+    ),
+    everything: Annotated[
+        bool, typer.Option("--all", help="With release: all that match the filters.")
+    ] = False,
+    to_route: Annotated[
+        str | None,
+        typer.Option("--to-route", help="With release: to this route, if it was sent to another."),
+    ] = None,
+    reason: Reason = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With release: only verify again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: for scripts.")] = False,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List refused requests with the cause of each; show one; release what is valid by now.
+
+    A small part of what is refused is kept, without credentials. A release verifies again in full,
+    with the routes' present secrets, as of when the request came: what was forged stays refused.
+
+    Examples: [bold]gateway rejected --since 1h[/bold], [bold]gateway rejected show 42[/bold],
+    [bold]gateway rejected release --route stripe --all[/bold]
+    """
+    chosen = given(route=route, code=code, since=since)
+    if doing is not Doing.RELEASE and (everything or to_route or reason or dry_run or yes):
+        raise typer.BadParameter(
+            "--all, --to-route, --reason, --dry-run and --yes belong to release"
+        )
+    if doing is Doing.RELEASE:
+        order = given(ids=ids or None, to_route=to_route, reason=reason)
+        _release(ReleaseParams(**chosen, **order, all=everything), dry_run, yes, as_json, url)
+    elif doing is Doing.SHOW:
+        _show(ids or [], body, as_json, url)
+    else:
+        _list(chosen, group, limit, as_json, url)
+
+
+def _list(
+    chosen: dict[str, Any], group: bool, limit: int | None, as_json: bool, url: str | None
+) -> None:
+    if group or not as_json:
+        most = min(limit or LONGEST_PAGE, LONGEST_PAGE)
+        groups = ask(url, REJECTED_GROUPS, RejectedGroupParams(**chosen, limit=most))
+        if as_json:
+            print_json(groups)
+            return
+        columns = ["count", "route", "code", "senders", "first_at", "last_at", "id", "detail"]
+        print_rows(columns, groups, empty="No refused request was kept.")
+        if group or not groups:
+            return
+    rows = ask_pages(url, REJECTED, RejectedParams(**chosen), limit_of(limit, as_json))
+    if as_json:
+        print_json(rows)
+        return
+    console().print()
+    print_rows(COLUMNS, rows, empty="")
+    console().print(
+        "A part of what is refused is kept; the counts are in `gateway status`.", style="dim"
+    )
+
+
+def _show(ids: list[int], body: bool, as_json: bool, url: str | None) -> None:
+    if len(ids) != 1:
+        raise typer.BadParameter("give the id of one refused request: gateway rejected show 42")
+    with_body = body or as_json
+    found = ask(url, SHOW_REJECTED, ShowRejectedParams(rejected_id=ids[0], body=with_body))
+    if as_json:
+        print_json(found)
+    elif body:
+        _print_body(found)
+    else:
+        _print_detail(found)
+
+
+def _print_body(found: RejectedDetail) -> None:
+    if found["body"] is None:
+        raise CommandFailed("its body was not kept, is encrypted, or was released")
+    exact = found["body_base64"]
+    raw = found["body"].encode() if exact is None else b64decode(exact)
+    if sys.stdout.isatty():  # from a stranger, who may want to steer the terminal
+        lines = raw.decode("utf-8", "backslashreplace").splitlines()
+        console().print("\n".join(map(printable, lines)), markup=False)
+    else:
+        sys.stdout.buffer.write(raw)
+
+
+def _print_detail(found: RejectedDetail) -> None:
+    out = console()
+    out.print(f"refused request {found['id']}", style="bold")
+    size = "never came" if found["body_bytes"] is None else f"{found['body_bytes']:,} bytes"
+    kept = "print it with --body" if found["body_kept"] else "not kept"
+    if found["key_id"] is not None and found["body_kept"]:
+        kept = f"encrypted under key {found['key_id']}: only a release reads it"
+    told = {
+        "at": f"{found['at']:%Y-%m-%d %H:%M:%S} UTC ({cell(found['at'])})",
+        "route": found["route"] or "none has this path",
+        "request": f"{found['method']} {found['path']}",
+        "address": found["address"] or "-",
+        "code": found["code"] + (", and accepted in development" if found["shadow"] else ""),
+        "cause": found["detail"],
+        "body": f"{size} ({kept})",
+    }
+    if found["released_at"] is not None:
+        told["released"] = f"{cell(found['released_at'])}, as {_names(found['released_as'])}"
+    for name, value in told.items():
+        out.print(f"  {name:<10} {printable(value)}", markup=False)
+    for name, value in (found["headers"] or {}).items():
+        out.print(f"    {printable(name)}: {printable(value)}", markup=False, style="dim")
+
+
+def _names(event_ids: list[str] | None) -> str:
+    return ", ".join(event_ids or []) or "no event"
+
+
+def _release(
+    params: ReleaseParams, dry_run: bool, yes: bool, as_json: bool, url: str | None
+) -> None:
+    if (params.ids is None) == (not params.all):
+        raise typer.BadParameter("give ids, or --all with or without filters")
+    if params.ids is not None and (params.route or params.code or params.since):
+        raise typer.BadParameter("filters belong to --all")
+    if len(params.ids or ()) > AT_ONCE:
+        raise typer.BadParameter(f"at most {AT_ONCE} ids at once, or --all")
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise typer.BadParameter(
+            "there is no terminal to ask on: order it with --yes, or only verify with --dry-run"
+        )
+    if not yes or dry_run:
+        looked_at = _each(params.model_copy(update={"dry_run": True}), url)
+        _tell(looked_at, as_json=as_json and dry_run)
+        valid = sum(row["outcome"] == "valid" for row in looked_at)
+        if dry_run or not valid:
+            return
+        if not typer.confirm(f"Let {format_count(valid, 'request')} in?"):
+            raise CommandFailed("nothing was done")
+    released = _each(params, url)
+    _tell(released, as_json=as_json)
+    if any(row["outcome"] not in LET_IN for row in released):
+        raise typer.Exit(1)
+
+
+def _each(params: ReleaseParams, url: str | None) -> list[ReleasedRow]:
+    async def collect(desk: Desk) -> list[ReleasedRow]:
+        rows: list[ReleasedRow] = []
+        after = None
+        while True:
+            piece = await desk.ask(RELEASE, params.model_copy(update={"after": after}))
+            rows += piece["items"]
+            after = piece["next"]
+            if after is None:
+                return rows
+
+    return at_desk(url, collect)
+
+
+def _tell(rows: list[ReleasedRow], *, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    shown = [row | {"event_ids": " ".join(row["event_ids"]) or None} for row in rows]
+    print_rows(
+        ["id", "outcome", "route", "event_ids", "detail"],
+        shown,
+        empty="No refused request matches.",
+    )
+    counts = Counter(row["outcome"] for row in rows)
+    if counts:
+        told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.most_common())
+        console().print(f"{told}.", style="dim")
+    if "refused" in counts:
+        complain("what is refused stays in the ring until its time is over")

@@ -1,0 +1,180 @@
+"""Refused requests: a small ring per route, in which what is many gives way to what is rare."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from gateway.ledger.connection import Connection, Executor, Pooled
+from gateway.ledger.forgetting import forget_all
+from gateway.ledger.queries import QUERIES
+
+LOCK: Final = 0x72696E67
+"""One at a time writes: "ring" in ASCII."""
+
+BATCH: Final = 1_000
+COMPARED: Final = 100
+"""Events whose clocks are looked at."""
+
+NOWHERE: Final = ""
+"""The route of requests to paths that no route has."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A refused request as it is kept."""
+
+    route: str
+    at: datetime
+    code: str
+    cause: str
+    detail: str
+    shadow: bool
+    method: str
+    path: str
+    address: str | None
+    sender: str
+    headers: dict[str, str] | None
+    body: bytes | None
+    body_bytes: int | None
+    digest: bytes | None
+    key_id: str | None = None
+    """The key under which path, headers and body are sealed in the body."""
+
+
+class Bounds(NamedTuple):
+    """How much of each route is kept."""
+
+    rows: int
+    bytes: int
+
+
+class Clocks(NamedTuple):
+    """What verified events tell of our clock."""
+
+    senders: int
+    """How many of them signed a time."""
+    apart_s: float | None
+    """By how much theirs were behind ours, in the middle."""
+
+
+class Chosen(NamedTuple):
+    """Which refused requests are meant."""
+
+    route: str | None = None
+    code: str | None = None
+    since: datetime | None = None
+
+
+async def keep_rejected(
+    connection: Connection, rejected: Sequence[Rejected], bounds: Bounds
+) -> None:
+    """Adds them, and takes away what is too much, in one commit."""
+    rows = [_facts(n, row) for n, row in enumerate(rejected, 1)]
+    async with connection.transaction():
+        await connection.execute(QUERIES["lock_rejected"], LOCK)
+        await connection.execute(
+            QUERIES["keep_rejected"], orjson.dumps(rows).decode(), [row.body for row in rejected]
+        )
+        await connection.execute(
+            QUERIES["trim_rejected"], list({row.route for row in rejected}), *bounds
+        )
+
+
+def _facts(n: int, row: Rejected) -> Row:
+    headers = None if row.headers is None else dict(row.headers)
+    return {
+        "n": n,
+        "route": row.route,
+        "at": row.at,
+        "code": row.code,
+        "cause": row.cause,
+        "detail": row.detail,
+        "shadow": row.shadow,
+        "method": row.method,
+        "path": row.path,
+        "address": row.address,
+        "sender": row.sender,
+        "headers": headers,
+        "body_bytes": row.body_bytes,
+        "key_id": row.key_id,
+        "digest": None if row.digest is None else row.digest.hex(),
+        "size": len(row.body or b"") + len(orjson.dumps(headers)),
+    }
+
+
+async def compare_clocks(connection: Executor) -> Clocks:
+    """Whether other senders agree with our clock."""
+    [row] = await connection.fetch(QUERIES["compare_clocks"], COMPARED)
+    return Clocks(row["senders"], row["apart_s"])
+
+
+async def list_rejected(
+    connection: Executor, chosen: Chosen, before: int | None, limit: int
+) -> list[Row]:
+    """Newest first."""
+    rows = await connection.fetch(QUERIES["list_rejected"], *chosen, before, limit)
+    return [dict(row) for row in rows]
+
+
+async def group_rejected(connection: Executor, chosen: Chosen, limit: int) -> list[Row]:
+    """By cause, the latest first."""
+    return [dict(row) for row in await connection.fetch(QUERIES["group_rejected"], *chosen, limit)]
+
+
+async def find_rejected(connection: Executor, id: int) -> Row | None:
+    """One, with all that was kept of it."""
+    row = await connection.fetchrow(QUERIES["find_rejected"], id)
+    return None if row is None else _with_headers(dict(row))
+
+
+async def hold_rejected(connection: Connection | Pooled, id: int) -> Row | None:
+    """One, until the end of the transaction; None where another holds it, or it is gone."""
+    row = await connection.fetchrow(QUERIES["hold_rejected"], id)
+    return None if row is None else _with_headers(dict(row))
+
+
+def _with_headers(row: Row) -> Row:
+    return row | {"headers": None if row["headers"] is None else orjson.loads(row["headers"])}
+
+
+async def next_rejected(connection: Executor, chosen: Chosen, after: int, limit: int) -> list[int]:
+    """What can be asked to be released, oldest first."""
+    rows = await connection.fetch(QUERIES["next_rejected"], *chosen, after, limit)
+    return [row["id"] for row in rows]
+
+
+async def mark_released(
+    connection: Connection | Pooled,
+    id: int,
+    event_ids: Sequence[str],
+    *,
+    route: str,
+    actor: str,
+    reason: str | None,
+) -> None:
+    """Says as what, and who wanted it."""
+    await connection.execute(QUERIES["mark_released"], id, list(event_ids), route, actor, reason)
+
+
+async def forget_rejected(connection: Executor, age: timedelta) -> int:
+    """Those older than this."""
+    return await forget_all(connection, "forget_rejected", age, BATCH)
+
+
+async def count_rejected_of(connection: Executor, subject: str, route: str | None) -> int:
+    """In how many a subject is named."""
+    count: int = await connection.fetchval(QUERIES["count_rejected_of"], subject, route)
+    return count
+
+
+async def erase_rejected(
+    connection: Executor, subject: str, route: str | None, *, actor: str, reason: str
+) -> int:
+    """Forgets those."""
+    count: int = await connection.fetchval(QUERIES["erase_rejected"], subject, route, actor, reason)
+    return count

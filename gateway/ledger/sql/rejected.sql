@@ -1,0 +1,146 @@
+-- name: lock_rejected
+-- One at a time writes to the ring, until the end of its transaction: so its bounds hold exactly.
+select pg_advisory_xact_lock($1);
+
+-- name: keep_rejected
+-- Puts refused requests into the ring.
+insert into gateway.rejected
+    (route, at, code, cause, detail, shadow, method, path, address, sender, headers, body, body_bytes,
+     digest, key_id, size)
+select r.route, r.at, r.code, r.cause, r.detail, r.shadow, r.method, r.path, r.address, r.sender,
+       r.headers, b.body, r.body_bytes, decode(r.digest, 'hex'), r.key_id, r.size
+from json_to_recordset($1::json) as r (
+    n bigint, route text, at timestamptz, code text, cause text, detail text, shadow boolean,
+    method text, path text, address text, sender text, headers jsonb, body_bytes bigint,
+    digest text, key_id text, size integer)
+join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
+order by r.n;
+
+-- name: trim_rejected
+-- Of each of these routes as many rows and bytes as there may be. The places are dealt out by turns: to
+-- the causes first, and among those of one cause to their senders; the newest of each first, and next
+-- to it the very first. So a flood of one kind gives way, and not what is rare (rejected_route).
+with dealt as (
+    select id, route, at, size, code, cause,
+           least(row_number() over newest, case row_number() over oldest when 1 then 2 end) as turn
+    from gateway.rejected
+    where route = any ($1::text[])
+    window newest as (partition by route, code, cause, sender order by at desc, id desc),
+           oldest as (partition by route, code, cause, sender order by at, id)
+), ranked as (
+    select *, row_number() over (partition by route, code, cause order by turn, at desc, id desc) as round
+    from dealt
+), kept as (
+    select id, row_number() over best as rows, sum(size) over best as bytes
+    from ranked
+    window best as (partition by route order by round, at desc, id desc)
+)
+delete from gateway.rejected
+where id = any (array (select id from kept where rows > $2 or bytes > $3));
+
+-- name: list_rejected
+-- Refused requests, newest first.
+select id, route, at, code, cause, detail, shadow, method, path, address, body_bytes,
+       digest is not null and released_at is null as body_kept, released_at, released_as
+from gateway.rejected
+where coalesce(route = $1, true) and coalesce(code = $2, true)
+  and at >= coalesce($3, timestamptz '-infinity') and id < coalesce($4, 9223372036854775807)
+order by id desc
+limit $5;
+
+-- name: group_rejected
+-- What refused requests have in common, the latest first, with an example of each.
+select count(*) as count, route, code, cause, (array_agg(detail order by id desc))[1] as detail,
+       count(distinct sender) as senders, min(at) as first_at, max(at) as last_at, max(id) as id,
+       count(*) filter (where digest is not null and released_at is null) as releasable
+from gateway.rejected
+where coalesce(route = $1, true) and coalesce(code = $2, true)
+  and at >= coalesce($3, timestamptz '-infinity')
+group by route, code, cause
+order by max(at) desc, route, code, cause
+limit $4;
+
+-- name: find_rejected
+-- One refused request, with all that was kept of it (primary key).
+select id, route, at, code, cause, detail, shadow, method, path, address, headers, body, body_bytes,
+       encode(digest, 'hex') as digest, key_id, released_at, released_as
+from gateway.rejected
+where id = $1;
+
+-- name: hold_rejected
+-- The same, held against whoever else wants to release it; no row where another holds it.
+select id, route, at, method, path, headers, body, body_bytes, key_id, released_at, released_as
+from gateway.rejected
+where id = $1
+for update skip locked;
+
+-- name: next_rejected
+-- What can be asked to be released, oldest first, behind a mark (primary key).
+select id
+from gateway.rejected
+where released_at is null and not shadow and id > $4
+  and coalesce(route = $1, true) and coalesce(code = $2, true)
+  and at >= coalesce($3, timestamptz '-infinity')
+order by id
+limit $5;
+
+-- name: mark_released
+-- Says as what it was released; what came is in the event from now on. With a row of the audit for each.
+with marked as (
+    update gateway.rejected
+    set released_at = now(), released_as = $2, headers = null, body = null, size = 0
+    where id = $1
+    returning id
+)
+insert into gateway.audit (actor, action, route, event_id, reason)
+select $4, 'release', $3, e.id, $5
+from marked
+left join unnest($2::text[]) as e (id) on true;
+
+-- name: forget_rejected
+-- Refused requests of long ago (rejected_at).
+delete from gateway.rejected
+where id = any (array (
+    select id
+    from gateway.rejected
+    where at < now() - $1::interval
+    order by at
+    limit $2
+));
+
+-- name: count_rejected_of
+-- Refused requests in which a subject is named, wherever it stands in them: nobody has verified what
+-- they say of themselves. What is sealed cannot be looked into, and goes with them.
+select count(*)
+from gateway.rejected
+where coalesce(route = $2, true)
+  and (position(convert_to($1, 'UTF8') in coalesce(body, '')) > 0 or position($1 in headers::text) > 0
+       or position($1 in path) > 0 or position($1 in detail) > 0 or $1 = any (released_as)
+       or key_id is not null);
+
+-- name: erase_rejected
+-- Forgets the same, with a row of the audit.
+with gone as (
+    delete from gateway.rejected
+    where coalesce(route = $2, true)
+      and (position(convert_to($1, 'UTF8') in coalesce(body, '')) > 0 or position($1 in headers::text) > 0
+           or position($1 in path) > 0 or position($1 in detail) > 0 or $1 = any (released_as)
+       or key_id is not null)
+    returning id
+), noted as (
+    insert into gateway.audit (actor, action, route, reason)
+    select $3, 'erase', $2, $4 from gone having count(*) > 0
+)
+select count(*) from gone;
+
+-- name: compare_clocks
+-- Of the last verified events, how far the clocks of their senders were from ours (processed_events_received).
+select count(*) as senders, percentile_cont(0.5) within group (order by clock_s) as apart_s
+from (
+    select clock_s
+    from gateway.processed_events
+    where received_at > now() - interval '1 hour'
+    order by received_at desc
+    limit $1
+) as lately
+where clock_s is not null;

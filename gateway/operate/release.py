@@ -1,0 +1,193 @@
+"""Lets in what was refused and is right now: verified again in full, as of when it came."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from gateway.errors import (
+    KeyMissing,
+    NotFound,
+    RequestRejected,
+    SealBroken,
+    StorageUnavailable,
+)
+from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
+from gateway.ledger.connection import Connection, Pooled
+from gateway.ledger.rejected import NOWHERE, hold_rejected, mark_released
+from gateway.ledger.sealed import Vault, open_rejected
+from gateway.ledger.secret_uses import SecretUses
+from gateway.ledger.tallies import REQUESTS, Tallies
+from gateway.notation.problems import one_of
+from gateway.project import Project
+from gateway.providers import Incoming
+from gateway.providers.provider import Greeting
+from gateway.receive.keyring import Keyring
+from gateway.receive.reading import Read, Reading
+from gateway.receive.scrubbing import NOT_KEPT
+from gateway.routes import Route
+from gateway.secrets import Secret
+
+CLAIM_WITHIN_S: Final = 30.0
+
+Outcome = Literal["accepted", "duplicate", "ignored", "valid", "refused", "already"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """What became of one refused request."""
+
+    id: int
+    outcome: Outcome
+    """`valid`: it would be let in, if this were not a dry run."""
+    route: str
+    event_ids: tuple[str, ...] = ()
+    detail: str | None = None
+
+
+class StillRefused(Exception):
+    """In words, why it is not let in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Releaser:
+    """Releases to the routes as they are now, with their secrets and tolerances."""
+
+    project: Project
+    secrets: Mapping[str, Sequence[Secret]]
+    actor: str
+    reason: str | None
+    to_route: str | None
+    dry_run: bool
+    claimer: Claimer
+    vault: Vault
+    uses: SecretUses = field(default_factory=SecretUses)
+    tallies: Tallies = field(default_factory=Tallies)
+
+    async def release(self, session: Connection | Pooled, id: int) -> Released:
+        """One of them. Held meanwhile, so that of two who want it the second comes too late."""
+        async with session.transaction():
+            row = await hold_rejected(session, id)
+            if row is None:
+                detail = "it is not there any more, or another releases it right now"
+                return Released(id=id, outcome="already", route="", detail=detail)
+            try:
+                route = self._route(row)
+                read = await self._read(row, route)
+            except StillRefused as refusal:
+                return Released(id=id, outcome="refused", route=row["route"], detail=str(refusal))
+            if row["released_at"] is not None:
+                ids = tuple(row["released_as"] or ())
+                return Released(id=id, outcome="already", route=route.name, event_ids=ids)
+            if self.dry_run:
+                return Released(
+                    id=id, outcome="valid", route=route.name, event_ids=tuple(_ids(read))
+                )
+            return await self._take(session, id, route, read)
+
+    def _route(self, row: Mapping[str, Any]) -> Route:
+        name = self.to_route or row["route"]
+        if name == NOWHERE:
+            raise StillRefused("no route has its path: say which one it was for with --to-route")
+        for route in self.project.config.doors:
+            if route.name == name:
+                return route
+        raise StillRefused(f"there is no route {name!r} any more")
+
+    async def _read(self, row: Mapping[str, Any], route: Route) -> Read:
+        if row["released_at"] is not None:
+            return []
+        row = self._opened(row)
+        if row["body"] is None:
+            size = row["body_bytes"]
+            told = "never came" if size is None else f"of {size:,} bytes was not kept"
+            raise StillRefused(f"its body {told}, so that it cannot be verified again")
+        if datetime.now(UTC) - row["at"] > route.retention.key - route.provider.redelivery:
+            raise StillRefused(
+                "it is so old that its event may have been accepted and forgotten since:"
+                " let in now, it could take effect twice"
+            )
+        keyring = Keyring(route, self.secrets[route.name], self.uses)
+        reading = Reading(route, self.project.registry, keyring, self.vault)
+        settings = self.project.settings
+        base = settings.public_url or f"http://{settings.host}:{settings.port}"
+        incoming = Incoming(row["headers"], row["body"], row["method"], base + row["path"])
+        try:
+            return await asyncio.to_thread(reading.read, incoming, row["at"])
+        except RequestRejected as rejection:
+            raise StillRefused(_words(rejection, row["headers"])) from None
+
+    def _opened(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As it came, where it is kept sealed."""
+        if row["key_id"] is None or row["body"] is None:
+            return row
+        try:
+            return {**row, **open_rejected(self.vault.ring, row["route"], row["at"], row["body"])}
+        except (KeyMissing, SealBroken) as error:
+            raise StillRefused(f"it is encrypted, and cannot be read: {error}") from None
+
+    async def _take(
+        self, session: Connection | Pooled, id: int, route: Route, read: Read
+    ) -> Released:
+        claims = [one for one in read if isinstance(one, Claim)] if isinstance(read, list) else []
+        answers = [await self._claim(claim) for claim in claims]
+        if any(answer.verdict is Verdict.REPLAYED for answer in answers):
+            detail = "REPLAYED: its bytes were claimed before, under another id"
+            return Released(id=id, outcome="refused", route=route.name, detail=detail)
+        event_ids = tuple(_ids(read))
+        await mark_released(
+            session, id, event_ids, route=route.name, actor=self.actor, reason=self.reason
+        )
+        outcome = _outcome(answers)
+        self.tallies.add(route.name, REQUESTS, outcome)
+        return Released(id=id, outcome=outcome, route=route.name, event_ids=event_ids)
+
+    async def _claim(self, claim: Claim) -> Claimed:
+        try:
+            async with asyncio.timeout(CLAIM_WITHIN_S):
+                return await self.claimer.claim(claim)
+        except TimeoutError:
+            raise StorageUnavailable(f"not claimed within {CLAIM_WITHIN_S:g} s") from None
+
+
+def check_route(project: Project, name: str | None) -> None:
+    """Raises NotFound for one to which nothing can be released."""
+    names = [route.name for route in project.config.doors]
+    if name is not None and name not in names:
+        raise NotFound(f"to_route: found {name!r}; expected {one_of(names, like=name)}")
+
+
+@asynccontextmanager
+async def claiming(url: str, accepted: list[int]) -> AsyncIterator[Claimer]:
+    """A claimer for as long as it is needed; the ids of what may run are put into the list."""
+    claimer = Claimer(url, on_accepted=accepted.extend)
+    await claimer.start()
+    try:
+        yield claimer
+    finally:
+        await claimer.stop()
+
+
+def _ids(read: Read) -> list[str]:
+    if isinstance(read, Greeting):
+        return []
+    return [one.envelope.id if isinstance(one, Claim) else one.id for one in read]
+
+
+def _outcome(answers: Sequence[Claimed]) -> Literal["accepted", "duplicate", "ignored"]:
+    if not answers:
+        return "ignored"
+    is_new = any(answer.verdict is Verdict.ACCEPTED for answer in answers)
+    return "accepted" if is_new else "duplicate"
+
+
+def _words(rejection: RequestRejected, headers: Mapping[str, str]) -> str:
+    told = f"{rejection.code}: {rejection.reason}"
+    if rejection.code == "STALE_TIMESTAMP":
+        return f"{told}, as of when it came: only a wider `tolerance` would let it in"
+    hidden = sorted(name for name, value in headers.items() if value == NOT_KEPT)
+    if rejection.code == "BAD_SIGNATURE" and hidden:
+        return f"{told} (not kept of it: {', '.join(hidden)})"
+    return told

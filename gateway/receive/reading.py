@@ -1,0 +1,86 @@
+"""From a request to its claims: verified first, then read."""
+
+import hashlib
+from datetime import datetime
+
+from gateway.errors import BadSignature
+from gateway.ledger.claims import Claim
+from gateway.ledger.making import make_claim
+from gateway.ledger.sealed import Vault
+from gateway.model import Envelope
+from gateway.providers import Incoming
+from gateway.providers.provider import Greeting, Key
+from gateway.receive.keyring import EXPIRED, Keyring
+from gateway.registry import Registry
+from gateway.routes import Route
+
+Read = Greeting | list[Claim | Envelope]
+"""A handshake; or what came, of what is not wanted the envelope alone."""
+
+
+class Reading:
+    """What the requests of one route mean: at the door, and for whoever releases a refused one."""
+
+    def __init__(self, route: Route, registry: Registry, keyring: Keyring, vault: Vault) -> None:
+        self._route = route
+        self._provider = route.provider
+        self._registry = registry
+        self._keyring = keyring
+        self._vault = vault
+
+    def read(self, incoming: Incoming, now: datetime) -> Read:
+        """Verifies first: nothing of a body is looked at before its sender is known."""
+        ring = self._keyring.at(now)
+        if not ring.keys:
+            raise BadSignature(EXPIRED)
+        verified = self._provider.verify(
+            incoming, keys=ring.keys, now=now, tolerance=self._route.tolerance
+        )
+        held = ring.held[verified.key]
+        held.use.note(now)
+        return self._understand(incoming, held.key, held.name, verified.signed_at_s, now)
+
+    def read_unverified(self, incoming: Incoming, now: datetime) -> Read:
+        """What it says, whoever says it. For development only."""
+        keys = self._keyring.at(now).keys
+        return self._understand(incoming, keys[0] if keys else None, None, None, now)
+
+    def _understand(
+        self,
+        incoming: Incoming,
+        key: Key,
+        verified_by: str | None,
+        signed_at_s: float | None,
+        now: datetime,
+    ) -> Read:
+        provider = self._provider
+        if provider.greet is not None and key is not None:
+            greeting = provider.greet(incoming, key=key)
+            if greeting is not None:
+                return greeting
+        items = [incoming] if provider.split is None else provider.split(incoming)
+        return [self._claim(item, verified_by, signed_at_s, now) for item in items]
+
+    def _claim(
+        self,
+        incoming: Incoming,
+        verified_by: str | None,
+        signed_at_s: float | None,
+        now: datetime,
+    ) -> Claim | Envelope:
+        envelope = self._provider.read(incoming)
+        if not self._route.wants(envelope):
+            return envelope
+        return make_claim(
+            self._route,
+            self._registry,
+            envelope,
+            headers=incoming.headers,
+            body=incoming.body,
+            digest=hashlib.sha256(incoming.body).digest(),
+            received_at=now,
+            vault=self._vault,
+            verified_by=verified_by,
+            unverified=verified_by is None,
+            clock_s=None if signed_at_s is None else now.timestamp() - signed_at_s,
+        )

@@ -1,0 +1,78 @@
+"""What is kept of a refused request: its cause, and the rest without credentials."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from gateway.ledger.rejected import NOWHERE, Clocks, Rejected
+from gateway.ledger.sealed import Vault, blind_digest, seal_rejected
+from gateway.receive.causes import Examiner
+from gateway.receive.scrubbing import Scrubber
+from gateway.receive.trying import Budget
+from gateway.receive.turned_away import LONGEST_PATH, TurnedAway
+
+HASHED_BYTES: Final = 32 * 1024 * 1024
+"""How much may be hashed for one write, to find out causes: about 50 ms of a core."""
+
+QUOTES: Final = "verified, but no event; what is wrong with it is not told, since it may quote it"
+
+
+class Recorder:
+    """Makes the rows. Takes its time: not for the event loop."""
+
+    def __init__(self, examiner: Examiner, scrubber: Scrubber, vault: Vault) -> None:
+        self._examiner = examiner
+        self._scrubber = scrubber
+        self._vault = vault
+
+    def record(self, requests: Sequence[TurnedAway], clocks: Clocks | None) -> list[Rejected]:
+        budget = Budget(HASHED_BYTES)
+        return [self._row(request, clocks, budget) for request in requests]
+
+    def _row(self, request: TurnedAway, clocks: Clocks | None, budget: Budget) -> Rejected:
+        cause = self._examiner.explain(request, clocks, budget)
+        body = self._scrubber.body(request.body)
+        row = Rejected(
+            route=request.route,
+            at=request.at,
+            code=request.code,
+            cause=cause.kind,
+            detail=_text(cause.words),
+            shadow=request.shadow,
+            method=request.method,
+            path=_text(self._scrubber.path(request.path))[:LONGEST_PATH],
+            address=request.address,
+            sender=_text(request.sender),
+            headers=self._scrubber.headers(request.headers),
+            body=body,
+            body_bytes=request.body_bytes,
+            digest=None if body is None else hashlib.sha256(body).digest(),
+        )
+        is_secret = request.route in self._vault.routes
+        # What came to a wrong path may have been for any of them.
+        is_secret |= request.route == NOWHERE and bool(self._vault.routes)
+        return self._sealed(row) if is_secret else row
+
+    def _sealed(self, row: Rejected) -> Rejected:
+        """Nothing of what came in plain text; only a release opens it."""
+        ring = self._vault.ring
+        hidden = replace(
+            row,
+            path=row.path.partition("?")[0],
+            detail=QUOTES if row.cause == "bad_payload" else row.detail,
+            headers=None,
+            key_id=ring.first,
+        )
+        if row.body is None or row.digest is None:
+            return hidden
+        return replace(
+            hidden,
+            body=seal_rejected(ring, row.route, row.at, row.path, row.headers or {}, row.body),
+            digest=blind_digest(ring, row.route, row.digest),
+        )
+
+
+def _text(text: str) -> str:
+    """As Postgres can hold it: reasons may quote what came."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()

@@ -1,0 +1,70 @@
+"""Takes credentials out of what is kept of a refused request: it may have been for others."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from gateway.providers.provider import CREDENTIALS
+
+NOT_KEPT: Final = "(not kept)"
+FEWEST_BYTES: Final = 6
+"""A secret shorter than this would be found everywhere by chance."""
+
+LONGEST_VALUE: Final = 4096
+
+_WORDS: Final = frozenset(
+    {
+        *("authorization", "auth", "token", "secret", "password", "passwd", "pwd", "bearer"),
+        *("cookie", "cookie2", "apikey", "credential", "credentials", "session", "jwt", "key"),
+    }
+)
+_SEPARATORS: Final = re.compile(r"[-_.]")
+_PARAMETER: Final = re.compile(r"([?&])([^=&]+)=([^&]*)")
+_HARMLESS: Final = frozenset({"idempotency-key", "sec-websocket-key"})
+
+
+def is_credential(name: str) -> bool:
+    """Whether a header or a parameter of this name most likely carries one."""
+    name = name.lower()
+    if name in _HARMLESS:
+        return False
+    return name in CREDENTIALS or not _WORDS.isdisjoint(_SEPARATORS.split(name))
+
+
+class Scrubber:
+    """Knows the secrets of this gateway, so that none of them is kept wherever it stands."""
+
+    def __init__(self, secrets: Iterable[bytes], headers: Iterable[str] = ()) -> None:
+        self._secrets = tuple(secret for secret in secrets if len(secret) >= FEWEST_BYTES)
+        self._texts = tuple(secret.decode("latin-1") for secret in self._secrets)
+        self._headers = frozenset(headers)
+        """Which carry a token by themselves, whatever they are called."""
+
+    def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """All of them, those with a credential without their value."""
+        return {name: self._value(name, value) for name, value in headers.items()}
+
+    def body(self, body: bytes | None) -> bytes | None:
+        """None where a secret of ours stands in it."""
+        if body is None or any(secret in body for secret in self._secrets):
+            return None
+        return body
+
+    def path(self, path: str) -> str:
+        """With its query, in which tokens are often found."""
+        if self._has_secret(path):
+            return path.partition("?")[0] if not self._has_secret(path.partition("?")[0]) else "/"
+        return _PARAMETER.sub(_parameter, path)
+
+    def _value(self, name: str, value: str) -> str:
+        if name in self._headers or is_credential(name) or self._has_secret(value):
+            return NOT_KEPT
+        return value[:LONGEST_VALUE].replace("\0", "")
+
+    def _has_secret(self, text: str) -> bool:
+        return any(secret in text for secret in self._texts)
+
+
+def _parameter(match: re.Match[str]) -> str:
+    mark, name, value = match.groups()
+    return f"{mark}{name}={NOT_KEPT if is_credential(name) else value}"

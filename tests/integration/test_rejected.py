@@ -1,0 +1,563 @@
+"""The ring of refused requests: bounded, fair, forgotten in time, and released once."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from gateway.api.office import Office
+from gateway.api.operations.rejected import (
+    REJECTED,
+    REJECTED_GROUPS,
+    RELEASE,
+    SHOW_REJECTED,
+    RejectedGroupParams,
+    RejectedParams,
+    ReleaseParams,
+    ShowRejectedParams,
+)
+from gateway.api.shapes import ReleasedRow
+from gateway.errors import BadRequest, NotFound
+from gateway.ledger.connection import Connection
+from gateway.ledger.rejected import (
+    Bounds,
+    Rejected,
+    compare_clocks,
+    forget_rejected,
+    keep_rejected,
+)
+from gateway.operate.erase import Subject, count_to_erase, erase
+from gateway.project import load_project
+from gateway.providers import PROVIDERS
+from gateway.receive.metrics import Metrics
+from gateway.receive.refused import Refused
+from gateway.receive.waiting import PER_ROUTE, PER_SENDER
+from gateway.server import make_recorder
+from gateway.settings import Settings
+from tests.support.in_process import in_project
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.processes import (
+    GITHUB_SECRET,
+    HANDLERS,
+    STRIPE_SECRET,
+    Project,
+    github_request,
+    stripe_request,
+)
+from tests.support.refused import turned_away
+from tests.support.waiting import until
+
+HOUR = timedelta(hours=1)
+NOW = datetime.now(UTC)
+
+
+def row(n: int = 0, **more: Any) -> Rejected:
+    values: dict[str, Any] = {
+        "route": "stripe", "at": NOW + timedelta(milliseconds=n), "code": "BAD_SIGNATURE",
+        "cause": "unknown_secret", "detail": "signed with a secret that no route has",
+        "shadow": False, "method": "POST", "path": "/webhooks/stripe", "address": "203.0.113.7",
+        "sender": "203.0.113.7 bot", "headers": {"user-agent": "bot"}, "body": b"{}",
+        "body_bytes": 2, "digest": b"d",
+    }  # fmt: skip
+    return Rejected(**values | more)
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+async def test_the_ring_is_capped_per_route_in_rows(connection: Connection, ledger: Reader) -> None:
+    bounds = Bounds(20, 10**9)
+    for start in range(0, 300, 30):
+        await keep_rejected(connection, [row(start + n) for n in range(30)], bounds)
+    await keep_rejected(connection, [row(n, route="github") for n in range(5)], bounds)
+    found = await ledger.rows("select route, count(*) as n from gateway.rejected group by route")
+    assert {r["route"]: r["n"] for r in found} == {"stripe": 20, "github": 5}
+    newest = await ledger.value("select max(at) from gateway.rejected where route = 'stripe'")
+    oldest = await ledger.value("select min(at) from gateway.rejected where route = 'stripe'")
+    assert newest == NOW + timedelta(milliseconds=299)
+    assert oldest == NOW, "the very first one tells when it began"
+
+
+async def test_the_ring_is_capped_per_route_in_bytes(
+    connection: Connection, ledger: Reader
+) -> None:
+    rows = [row(n, body=b"x" * 10_000) for n in range(50)]
+    await keep_rejected(connection, rows, Bounds(200, 100_000))
+    assert 5 <= await ledger.value("select count(*) from gateway.rejected") <= 10
+    assert await ledger.value("select sum(octet_length(body)) from gateway.rejected") <= 100_000
+
+
+async def test_a_flood_does_not_push_out_what_a_good_sender_sent(
+    connection: Connection, ledger: Reader
+) -> None:
+    """Three of one sender, then thousands: from one address, then with another cause from many."""
+    bounds = Bounds(50, 10**9)
+    good = {"sender": "198.51.100.1 Stripe/1.0", "address": "198.51.100.1"}
+    await keep_rejected(connection, [row(n, **good) for n in range(3)], bounds)
+    for batch in range(20):
+        flood = [row(100 + 64 * batch + n) for n in range(64)]
+        await keep_rejected(connection, flood, bounds)
+    for batch in range(20):
+        flood = [
+            row(9000 + 64 * batch + n, cause="no_signature", sender=f"10.0.{batch}.{n} bot")
+            for n in range(64)
+        ]
+        await keep_rejected(connection, flood, bounds)
+    found = await ledger.rows("select cause, sender from gateway.rejected")
+    assert len(found) == 50
+    assert sum(r["sender"] == good["sender"] for r in found) == 3
+    assert Counter(r["cause"] for r in found)["unknown_secret"] == 25, "each cause has its half"
+
+
+async def test_processes_that_write_at_once_keep_the_bound(
+    database_url: str, ledger: Reader
+) -> None:
+    async def write(process: int) -> None:
+        own = await asyncpg.connect(database_url)
+        for n in range(5):
+            rows = [row(n, sender=f"{process}-{k}") for k in range(20)]
+            await keep_rejected(own, rows, Bounds(30, 10**9))
+        await own.close()
+
+    await asyncio.gather(*map(write, range(4)))
+    assert await ledger.value("select count(*) from gateway.rejected") == 30
+
+
+async def test_hostile_text_is_kept_as_text(connection: Connection, ledger: Reader) -> None:
+    hostile = {"x": "\x1b[2J\u202e\x7f", "y": "é" * 3}
+    await keep_rejected(connection, [row(headers=hostile, body=b"\x00\xff")], Bounds(5, 10**9))
+    found = await ledger.row("select headers::text, body from gateway.rejected")
+    assert found["body"] == b"\x00\xff"
+
+
+async def test_old_ones_are_forgotten(connection: Connection, ledger: Reader) -> None:
+    rows = [row(at=NOW - n * HOUR) for n in range(10)]
+    await keep_rejected(connection, rows, Bounds(50, 10**9))
+    assert await forget_rejected(connection, timedelta(hours=4.5)) == 5
+    assert await ledger.value("select count(*) from gateway.rejected") == 5
+
+
+async def test_an_erasure_takes_what_names_its_subject(
+    connection: Connection, ledger: Reader
+) -> None:
+    rows = [
+        row(body=b'{"account": "acct_7"}'),
+        row(path="/webhooks/stripe?account=acct_7"),
+        row(headers={"stripe-account": "acct_7"}),
+        row(body=b'{"account": "acct_8"}'),
+        row(route="github", body=b"acct_7"),
+    ]
+    await keep_rejected(connection, rows, Bounds(50, 10**9))
+    subject = Subject(account="acct_7", route="stripe")
+    counted, _ = await count_to_erase(connection, subject, None)
+    erased, _ = await erase(connection, subject, None, actor="ann", reason="asked to")
+    assert (counted.rejected, erased.rejected) == (3, 3)
+    assert await ledger.value("select count(*) from gateway.rejected") == 2
+    audit = await ledger.row("select actor, action, route, reason from gateway.audit")
+    assert tuple(audit.values()) == ("ann", "erase", "stripe", "asked to")
+
+
+async def test_an_event_that_was_only_ever_refused_can_be_erased(connection: Connection) -> None:
+    await keep_rejected(connection, [row(body=b'{"id": "evt_9"}')], Bounds(50, 10**9))
+    subject = Subject(event_id="evt_9")
+    erased, _ = await erase(connection, subject, None, actor="ann", reason="asked to")
+    assert (erased.events, erased.rejected) == (0, 1)
+    with pytest.raises(NotFound):
+        await erase(connection, subject, None, actor="ann", reason="asked to")
+
+
+async def test_clocks_are_compared_with_those_of_verified_events(
+    database_url: str, connection: Connection
+) -> None:
+    assert await compare_clocks(connection) == (0, None)
+    claims = [make_claim(f"evt_{n}")._replace(clock_s=float(n)) for n in range(5)]
+    await claim_all(database_url, [*claims, make_claim("evt_without")])
+    assert await compare_clocks(connection) == (5, 2.0)
+
+
+# The writer
+
+
+@pytest.fixture
+def settings(project: Project) -> Settings:
+    return Settings(
+        database_url=SecretStr(project.environ["GATEWAY_DATABASE_URL"]),
+        redis_url=SecretStr(project.environ["GATEWAY_REDIS_URL"]),
+        config=project.directory / "config/routes.yaml",
+        data_dir=project.directory / ".gateway",
+    )
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRIPE_WEBHOOK_SECRET", STRIPE_SECRET)
+    monkeypatch.setenv("GITHUB_WEBHOOK_SECRET", GITHUB_SECRET)
+
+
+@pytest.fixture
+def office(project: Project, settings: Settings, connection: Connection, secrets: None) -> Office:
+    woken: list[int] = []
+
+    async def wake(ids: Sequence[int]) -> None:
+        woken.extend(ids)
+
+    file = project.directory / "config/routes.yaml"
+    project.write(
+        "config/routes.yaml", file.read_text().replace("handlers.effects", "shop.effects")
+    )
+    project.write("shop/__init__.py", "")  # `handlers` may be those of another test
+    project.write("shop/effects.py", HANDLERS)
+    with in_project(project.directory):
+        loaded = load_project(settings, with_secrets=True)
+    return Office(settings=settings, ledger=connection, actor="ann", wake=wake, loaded=loaded)
+
+
+def refused_of(office: Office, url: str, *, rows: int = 200) -> tuple[Refused, CollectorRegistry]:
+    metrics = Metrics()
+    assert office.loaded is not None
+    refused = Refused(
+        url,
+        recorder=make_recorder(office.loaded),
+        bounds=Bounds(rows, 10**8),
+        largest_body=64 * 1024,
+        counted=metrics.rejected,
+    )
+    return refused, metrics.registry
+
+
+def outcomes(registry: CollectorRegistry) -> dict[str, float | None]:
+    return {
+        outcome: registry.get_sample_value("gateway_rejected_total", {"outcome": outcome})
+        for outcome in ("kept", "left_out", "lost")
+    }
+
+
+async def test_a_flood_of_bad_signatures_writes_a_bounded_number_of_rows(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    """As many as come in a minute: one write, of the few places that there are."""
+    refused, registry = refused_of(office, database_url)
+    body, headers = stripe_request("evt_1", secret="whsec_forged")
+    for n in range(50_000):
+        refused.keep(turned_away(body, headers, address=f"203.0.113.{n % 3}"))
+    await refused.stop()
+    assert await ledger.value("select count(*) from gateway.rejected") == PER_ROUTE
+    found = outcomes(registry)
+    assert found == {"kept": PER_ROUTE, "left_out": 50_000 - PER_ROUTE, "lost": 0}
+    identity = await ledger.value("select max(id) from gateway.rejected")
+    assert identity == PER_ROUTE, "no row was written that was then taken away"
+
+
+async def test_what_a_ledger_that_is_away_does_not_take_is_counted_and_gone(
+    office: Office, ledger: Reader
+) -> None:
+    refused, registry = refused_of(office, "postgresql://127.0.0.1:1/none")
+    for _ in range(3):
+        refused.keep(turned_away())
+    await refused.stop()
+    assert outcomes(registry) == {"kept": 0, "left_out": 0, "lost": 3}
+
+
+async def test_no_ring_is_kept_where_none_is_wanted(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    refused, _ = refused_of(office, database_url, rows=0)
+    refused.keep(turned_away())
+    await refused.stop()
+    assert await ledger.value("select count(*) from gateway.rejected") == 0
+
+
+async def test_credentials_are_not_kept(office: Office, database_url: str, ledger: Reader) -> None:
+    refused, _ = refused_of(office, database_url)
+    hidden = {
+        "authorization": "Bearer tok-1", "cookie": "sid=tok-2", "x-gitlab-token": "tok-3",
+        "x-custom": f"key {STRIPE_SECRET}", "x-fine": "fine",
+    }  # fmt: skip
+    refused.keep(turned_away(b"{}", hidden, path="/webhooks/stripe?token=tok-4"))
+    refused.keep(turned_away(f'"{GITHUB_SECRET}"'.encode(), {}))
+    await refused.stop()
+    text = await ledger.value(
+        "select string_agg(r::text || coalesce(convert_from(body, 'UTF8'), ''), '')"
+        " from gateway.rejected r"
+    )
+    assert "fine" in text
+    for secret in ("tok-1", "tok-2", "tok-3", "tok-4", STRIPE_SECRET, GITHUB_SECRET):
+        assert secret not in text
+
+
+# Release
+
+
+async def keep(office: Office, url: str, *requests: Any) -> list[int]:
+    refused, _ = refused_of(office, url)
+    for request in requests:
+        refused.keep(request)
+    await refused.stop()
+    rows = await REJECTED.run(office, RejectedParams())
+    return sorted(r["id"] for r in rows["items"])
+
+
+async def release(office: Office, **params: Any) -> list[ReleasedRow]:
+    page = await RELEASE.run(office, ReleaseParams(**params))
+    assert page["next"] is None
+    return page["items"]
+
+
+def signed(event_id: str, **more: Any) -> Any:
+    body, headers = stripe_request(event_id)
+    return turned_away(body, headers, **more)
+
+
+def forged(event_id: str, **more: Any) -> Any:
+    body, headers = stripe_request(event_id, secret="whsec_forged")
+    return turned_away(body, headers, **more)
+
+
+async def test_what_is_valid_now_is_claimed_and_what_is_forged_stays_out(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    good, bad = await keep(office, database_url, signed("evt_1"), forged("evt_2"))
+    [first, second] = await release(office, all=True, reason="the secret is right now")
+    assert (first["id"], first["outcome"], first["event_ids"]) == (good, "accepted", ["evt_1"])
+    assert (second["id"], second["outcome"]) == (bad, "refused")
+    assert "BAD_SIGNATURE" in (second["detail"] or "")
+    event = await ledger.row(
+        "select event_id, verified_by, unverified, clock_s is not null as timed"
+        " from gateway.processed_events"
+    )
+    assert tuple(event.values()) == ("evt_1", "env:STRIPE_WEBHOOK_SECRET", False, True)
+    assert await ledger.statuses() == {"pending": 1}
+    audit = await ledger.row("select actor, action, route, event_id, reason from gateway.audit")
+    assert tuple(audit.values()) == (
+        "ann", "release", "stripe", "evt_1", "the secret is right now",
+    )  # fmt: skip
+    kept = await ledger.row("select * from gateway.rejected where id = $1", good)
+    assert kept["released_as"] == ["evt_1"]
+    assert kept["released_at"] is not None
+    assert (kept["headers"], kept["body"]) == (None, None)
+    counted = await ledger.rows("select outcome, n from gateway.tallies where route = 'stripe'")
+    assert counted == [{"outcome": "accepted", "n": 1}]
+
+
+async def test_a_release_keeps_the_time_when_it_came(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    """An hour later the signed time is long stale, and was not when it came."""
+    came_at = datetime.now(UTC) - HOUR
+    body, _ = stripe_request("evt_1")
+    sent = PROVIDERS["stripe"].sign(
+        body, secret=STRIPE_SECRET.encode(), id="", type="", now=came_at
+    )
+    await keep(office, database_url, turned_away(body, sent.headers, at=came_at))
+    [released] = await release(office, all=True)
+    assert released["outcome"] == "accepted"
+    assert await ledger.value("select received_at from gateway.processed_events") == came_at
+
+
+async def test_what_was_stale_when_it_came_stays_stale(office: Office, database_url: str) -> None:
+    came_at = datetime.now(UTC)
+    body, _ = stripe_request("evt_1")
+    sent = PROVIDERS["stripe"].sign(
+        body, secret=STRIPE_SECRET.encode(), id="", type="", now=came_at - HOUR
+    )
+    stale = turned_away(body, sent.headers, at=came_at, code="STALE_TIMESTAMP")
+    await keep(office, database_url, stale)
+    [released] = await release(office, all=True)
+    assert released["outcome"] == "refused"
+    assert "as of when it came" in (released["detail"] or "")
+
+
+async def test_two_who_release_the_same_leave_one_event(
+    office: Office, database_url: str, ledger: Reader, project: Project, settings: Settings
+) -> None:
+    await keep(office, database_url, *(signed(f"evt_{n}") for n in range(5)))
+    others = [await asyncpg.connect(database_url) for _ in range(3)]
+    offices = [
+        Office(
+            settings=settings, ledger=own, actor=f"racer {n}", wake=office.wake,
+            loaded=office.loaded,
+        )
+        for n, own in enumerate(others)
+    ]  # fmt: skip
+    answers = await asyncio.gather(*(release(own, all=True) for own in offices))
+    told = Counter(row["outcome"] for rows in answers for row in rows)
+    assert told["accepted"] == 5
+    assert set(told) <= {"accepted", "already"}
+    assert await ledger.value("select count(*) from gateway.processed_events") == 5
+    assert await ledger.value("select count(*) from gateway.audit") == 5
+    for own in others:
+        await own.close()
+
+
+async def test_a_second_release_finds_it_done(office: Office, database_url: str) -> None:
+    [id] = await keep(office, database_url, signed("evt_1"))
+    await release(office, ids=[id])
+    [again] = await release(office, ids=[id])
+    assert (again["outcome"], again["event_ids"]) == ("already", ["evt_1"])
+    assert await release(office, all=True) == []
+
+
+async def test_what_the_sender_has_sent_again_is_a_duplicate(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    [id] = await keep(office, database_url, signed("evt_1"))
+    [released] = await release(office, ids=[id])
+    assert released["outcome"] == "duplicate"
+    assert await ledger.statuses() == {"pending": 1}
+
+
+async def test_a_replay_stays_refused(office: Office, database_url: str) -> None:
+    body, headers = github_request("guid_1")
+    _, again = github_request("guid_2")
+    requests = [
+        turned_away(body, h, route="github", path="/webhooks/github") for h in (headers, again)
+    ]
+    await keep(office, database_url, *requests)
+    first, second = await release(office, all=True)
+    assert (first["outcome"], second["outcome"]) == ("accepted", "refused")
+    assert "REPLAYED" in (second["detail"] or "")
+
+
+async def test_a_body_that_was_not_kept_cannot_be_released(
+    office: Office, database_url: str
+) -> None:
+    await keep(
+        office,
+        database_url,
+        signed("evt_1")._replace(body=None, body_bytes=300_000),
+        turned_away(None, code="TIMEOUT"),
+    )
+    large, late = await release(office, all=True)
+    assert large["detail"] == (
+        "its body of 300,000 bytes was not kept, so that it cannot be verified again"
+    )
+    assert late["detail"] == "its body never came, so that it cannot be verified again"
+
+
+async def test_what_came_to_a_wrong_url_can_be_released_to_its_route(
+    office: Office, database_url: str
+) -> None:
+    lost = signed("evt_1", route="", code="NOT_FOUND", path="/hooks/stripe")
+    [id] = await keep(office, database_url, lost)
+    [told] = await release(office, ids=[id])
+    assert "--to-route" in (told["detail"] or "")
+    [told] = await release(office, ids=[id], to_route="github")
+    assert told["outcome"] == "refused"
+    [told] = await release(office, ids=[id], to_route="stripe")
+    assert (told["outcome"], told["route"]) == ("accepted", "stripe")
+    with pytest.raises(NotFound, match="expected"):
+        await release(office, ids=[id], to_route="stripes")
+
+
+async def test_what_is_older_than_keys_are_sure_to_be_kept_is_not_let_in(
+    office: Office, database_url: str
+) -> None:
+    """Its event may have been accepted, and its key forgotten: it would take effect twice."""
+    assert office.loaded is not None
+    [route] = [r for r in office.loaded.config.routes if r.name == "stripe"]
+    safe = route.retention.key - route.provider.redelivery
+    for n, age in enumerate((safe - HOUR, safe + HOUR)):
+        came_at = datetime.now(UTC) - age
+        body, _ = stripe_request(f"evt_{n}")
+        sent = PROVIDERS["stripe"].sign(
+            body, secret=STRIPE_SECRET.encode(), id="", type="", now=came_at
+        )
+        await keep(office, database_url, turned_away(body, sent.headers, at=came_at))
+    young, old = await release(office, all=True)
+    assert young["outcome"] == "accepted"
+    assert "could take effect twice" in (old["detail"] or "")
+
+
+async def test_a_dry_run_verifies_and_changes_nothing(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    await keep(office, database_url, signed("evt_1"), forged("evt_2"))
+    rows = await release(office, all=True, dry_run=True)
+    assert [row["outcome"] for row in rows] == ["valid", "refused"]
+    assert await ledger.value("select count(*) from gateway.processed_events") == 0
+    assert await ledger.value("select count(*) from gateway.audit") == 0
+    unreleased = "select count(*) from gateway.rejected where released_at is null"
+    assert await ledger.value(unreleased) == 2
+
+
+async def test_all_are_released_piece_by_piece(
+    office: Office, connection: Connection, ledger: Reader
+) -> None:
+    rows = [row(n, body=None) for n in range(120)]
+    await keep_rejected(connection, rows, Bounds(500, 10**9))
+    sizes, after = [], None
+    while True:
+        page = await RELEASE.run(office, ReleaseParams(all=True, after=after))
+        sizes.append(len(page["items"]))
+        after = page["next"]
+        if after is None:
+            break
+    assert sizes == [50, 50, 20]
+
+
+async def test_a_release_says_which_or_all(office: Office) -> None:
+    for params in (ReleaseParams(), ReleaseParams(ids=[1], all=True)):
+        with pytest.raises(BadRequest):
+            await RELEASE.run(office, params)
+    [gone] = await release(office, ids=[7])
+    assert gone["outcome"] == "already"
+
+
+async def test_groups_and_rows_say_why(office: Office, database_url: str) -> None:
+    await keep(office, database_url, *(forged(f"evt_{n}") for n in range(PER_SENDER)))
+    body, headers = github_request("guid_1")
+    await keep(office, database_url, turned_away(body, headers))
+    groups = await REJECTED_GROUPS.run(office, RejectedGroupParams())
+    assert [(g["count"], g["cause"]) for g in groups] == [
+        (1, "wrong_url"),
+        (PER_SENDER, "unknown_secret"),
+    ]
+    page = await REJECTED.run(office, RejectedParams(limit=3, code="BAD_SIGNATURE"))
+    assert len(page["items"]) == 3
+    more = await REJECTED.run(office, RejectedParams(limit=50, after=page["next"]))
+    assert len(more["items"]) == PER_SENDER + 1 - 3
+    assert (await REJECTED.run(office, RejectedParams(route="github")))["items"] == []
+
+
+async def test_a_body_is_shown_when_asked_for_and_obeys_redact(
+    office: Office, database_url: str, project: Project, tmp_path: Path
+) -> None:
+    [id] = await keep(office, database_url, turned_away(b'{"email": "a@b.c"}', {}))
+    shown = await SHOW_REJECTED.run(office, ShowRejectedParams(rejected_id=id))
+    assert (shown["body"], shown["body_kept"]) == (None, True)
+    shown = await SHOW_REJECTED.run(office, ShowRejectedParams(rejected_id=id, body=True))
+    assert shown["body"] == '{"email": "a@b.c"}'
+    text = (project.directory / "config/routes.yaml").read_text()
+    cut = text.replace("provider: stripe\n", "provider: stripe\n    redact: [email]\n")
+    project.write("config/routes.yaml", cut)
+    fresh = Office(settings=office.settings, ledger=office.ledger, actor="ann", wake=office.wake)
+    shown = await SHOW_REJECTED.run(fresh, ShowRejectedParams(rejected_id=id, body=True))
+    assert "a@b.c" not in (shown["body"] or "")
+    with pytest.raises(NotFound):
+        await SHOW_REJECTED.run(office, ShowRejectedParams(rejected_id=id + 1))
+
+
+async def test_writing_down_goes_on_after_the_first_time(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    refused, _ = refused_of(office, database_url)
+    for n in (1, 2):
+        refused.keep(turned_away())
+
+        async def written(n: int = n) -> bool:
+            return bool(await ledger.value("select count(*) from gateway.rejected") == n)
+
+        await until(written)
+    await refused.stop()
