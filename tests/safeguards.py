@@ -709,6 +709,76 @@ SAFEGUARDS: Final = (
         "tests/unit/test_schemes.py::test_what_cannot_be_meant_is_refused",
     ),
     Safeguard(
+        "what is sealed belongs to its row",
+        "gateway/sealing.py",
+        '    return b"".join(_LENGTH.pack(len(part)) + part for part in raw)\n',
+        '    return b""\n',
+        "tests/integration/test_encryption.py"
+        "::test_bodies_that_were_swapped_are_dead_letters_and_reach_no_handler",
+    ),
+    Safeguard(
+        "an event of an encrypted route is sealed before it is kept anywhere",
+        "gateway/ledger/making.py",
+        "    return vault.seal_claim(claim) if route.encrypt else claim\n",
+        "    return claim\n",
+        "tests/e2e/test_privacy.py::test_nothing_of_an_encrypted_route_can_be_read_anywhere",
+    ),
+    Safeguard(
+        "errors of encrypted routes do not quote their payloads",
+        "gateway/run/execution.py",
+        "conceal(self._judge(error, hide), error, self.lease, self._bench.vault)",
+        "self._judge(error, hide)",
+        "tests/integration/test_encryption.py"
+        "::test_errors_keep_their_class_and_place_and_their_text_is_sealed",
+    ),
+    Safeguard(
+        "a job of an encrypted queue is sealed",
+        "gateway/run/publish.py",
+        "        return self._vault.seal_claim(job)\n",
+        "        return job\n",
+        "tests/integration/test_encryption.py"
+        "::test_jobs_of_an_encrypted_queue_are_sealed_with_their_keys",
+    ),
+    Safeguard(
+        "results of once are sealed",
+        "gateway/ledger/effects.py",
+        "    if lease.event.route in vault.routes:\n",
+        "    if False:\n",
+        "tests/integration/test_encryption.py"
+        "::test_results_of_once_are_sealed_and_returned_to_a_rerun",
+    ),
+    Safeguard(
+        "without its key a delivery waits, and is not given up",
+        "gateway/run/execution.py",
+        "        if isinstance(error, KeyMissing):\n",
+        "        if False:\n",
+        "tests/integration/test_encryption.py"
+        "::test_without_its_key_a_delivery_waits_burns_nothing_and_says_what_to_do",
+    ),
+    Safeguard(
+        "who is shown what is encrypted is on record",
+        "gateway/operate/reveal.py",
+        "    if sealed:\n",
+        "    if not sealed:\n",
+        "tests/integration/test_encryption.py::test_a_reveal_is_on_record_and_a_look_shows_nothing",
+    ),
+    Safeguard(
+        "a rekey leaves alone what was changed meanwhile",
+        "gateway/ledger/sql/rekey.sql",
+        "event_id = i.event_id and key_id = $4 and body is not null\n",
+        "event_id = i.event_id\n",
+        "tests/integration/test_rekey.py"
+        "::test_a_row_that_changes_while_it_is_sealed_anew_is_left_to_whoever_changed_it",
+    ),
+    Safeguard(
+        "what was done once per key stays done when its route is encrypted",
+        "gateway/run/once_per.py",
+        "        former = None if kept == key else key  # of before the route was encrypted\n",
+        "        former = None\n",
+        "tests/integration/test_encryption.py"
+        "::test_what_was_done_once_per_key_before_a_route_was_encrypted_stays_done",
+    ),
+    Safeguard(
         "a release verifies again in full",
         "gateway/operate/release.py",
         "to_thread(reading.read, ",

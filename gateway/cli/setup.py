@@ -18,7 +18,7 @@ from gateway.operate.status.secrets import find_expiries
 from gateway.project import database_url, load_project
 from gateway.providers.provider import Integrity
 from gateway.registry import Registry
-from gateway.routes import Config, json_schema, load_config, valid_references
+from gateway.routes import Config, find_open_queues, json_schema, load_config, valid_references
 from gateway.scaffold.known_types import find_doubtful
 from gateway.settings import discover, load_settings
 
@@ -77,7 +77,7 @@ def check() -> None:
         console().print(f"notice: {expiry}", markup=False)
     for warning in _warnings(project.config):
         console().print(f"warning: {warning}", markup=False)
-    for doubt in find_doubtful(project):
+    for doubt in (*find_open_queues(config), *find_doubtful(project)):
         console().print(f"notice: {doubt}", markup=False)
     counted = _counted(project.config, project.registry)
     console().print(f"{settings.config}: {counted}, all in order")

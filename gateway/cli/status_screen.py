@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gateway.cli.output import printable
 from gateway.notation.quantities import format_count, format_roughly, format_size_roughly
+from gateway.operate.keys import describe_key, in_use
 from gateway.operate.status.report import (
     Attention,
     HandlerState,
@@ -148,6 +149,9 @@ def _foot(status: Status) -> RenderableType:
     for route in status["routes"]:
         if has_rotation(route):
             table.add_row("Secrets", _secrets(route, status["at"]))
+    for key in status["keys"]:
+        if in_use(key) or key["encrypts"]:
+            table.add_row("Key", Text(describe_key(key), style="" if in_use(key) else "dim"))
     for run in status["reconciles"]:
         table.add_row("Reconcile", _reconcile(run, status["at"]))
     for order in status["orders"]:

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from typing_extensions import TypedDict
 
-from gateway.ledger.rekeying import KeyUse
+from gateway.ledger.rekeying import MOST_COUNTED, KeyUse
+from gateway.notation.quantities import format_count
 from gateway.sealing import KeyRing
 
 
@@ -44,6 +45,23 @@ def _state(use: KeyUse, ring: KeyRing | None, spooled: Mapping[str, int]) -> Key
         "encrypts": None if ring is None else ring.ids[:1] == (use.key_id,),
         "at_hand": None if ring is None else use.key_id in ring.ids,
     }
+
+
+def describe_key(state: KeyState) -> str:
+    """In a line: its id, what it is, and what is under it."""
+    role = {True: ", which encrypts", False: "", None: ""}[state["encrypts"]]
+    if state["at_hand"] is False:
+        role = ", which is not among `keys`"
+    counts = ("events", "event"), ("attempts", "error"), ("effects", "result")
+    told = [_count(state[name], word) for name, word in counts]  # type: ignore[literal-required]
+    spooled = f", {state['spooled']:,} in the spool" if state["spooled"] else ""
+    return f"{state['key_id']}{role}: {', '.join(told)}{spooled}"
+
+
+def _count(number: int, word: str) -> str:
+    if number >= MOST_COUNTED:
+        return f"{MOST_COUNTED - 1:,}+ {word}s"
+    return format_count(number, word)
 
 
 def in_use(state: KeyState) -> int:

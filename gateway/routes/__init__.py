@@ -16,7 +16,7 @@ from gateway.routes.config import (
 from gateway.routes.destinations import check_destinations
 from gateway.routes.file import json_schema
 from gateway.routes.forward import Forward
-from gateway.routes.keys import check_keys
+from gateway.routes.keys import check_keys, find_open_queues
 
 __all__ = [
     "AlertDestinations",
@@ -32,6 +32,7 @@ __all__ = [
     "check_secrets",
     "check_verify_tokens",
     "find_changes",
+    "find_open_queues",
     "json_schema",
     "load_config",
     "valid_references",

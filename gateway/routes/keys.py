@@ -1,6 +1,6 @@
 """The keys of encrypted routes: where the file says they are, and nowhere else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gateway.errors import ConfigInvalid, Problem
@@ -37,6 +37,17 @@ def check_keys(
     if problems:
         raise ConfigInvalid(problems)
     return KeyRing(tuple(keys.values()), digest_key)
+
+
+def find_open_queues(config: Config) -> Iterator[str]:
+    """A line for each queue in which an encrypted route's data may end up as it came."""
+    encrypted = [route.name for route in config.routes if route.encrypt and route.handlers]
+    for route in config.routes:
+        if route.provider.is_queue and not route.encrypt and encrypted:
+            yield (
+                f"queue {route.name} is not encrypted: what handlers of {', '.join(encrypted)} "
+                "publish to it is stored as it is"
+            )
 
 
 def _read(

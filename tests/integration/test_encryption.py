@@ -1,7 +1,7 @@
 """Encrypted routes: what is stored, who can read it, and what becomes of it without its key."""
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -9,15 +9,22 @@ import orjson
 import pytest
 
 from gateway import Context, Event, Reject
+from gateway.errors import CommandFailed, PushFailed
+from gateway.ledger.bulk import Action
 from gateway.ledger.claims import Claim, Verdict
 from gateway.ledger.erasure import Order, erase_events
+from gateway.ledger.outline import outline_of
 from gateway.ledger.sealed import Vault, open_error
 from gateway.model import ReplayPolicy
+from gateway.operate.inspect import find
+from gateway.operate.reveal import hide, reveal
 from gateway.providers import PROVIDERS
 from gateway.registry import Subscription
 from gateway.registry.key_path import KeyPath
 from gateway.routes import Config
 from gateway.run import execution
+from gateway.run.concealment import outline
+from tests.support.bulk import clerk
 from tests.support.keys import find_in_ledger, make_key, make_vault
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -28,6 +35,7 @@ MARK = "Zebra-4711"
 
 QUEUE = make_route("tasks", provider=PROVIDERS["publish"], encrypt=True)
 HEADERS = {"content-type": "application/json", "x-note": f"header of {MARK}"}
+YEAR_AGO = datetime.now(UTC) - timedelta(days=365)
 BODY = orjson.dumps({"id": "evt_1", "key": f"{MARK}@example.com", "secret": MARK})
 
 
@@ -257,3 +265,54 @@ async def test_an_erasure_takes_what_is_sealed_too(database_url: str, ledger: Re
     assert await ledger.row("select sealed, key_id from gateway.effects") == gone
     emptied = {"body": None, "key_id": ""}
     assert await ledger.row("select body, key_id from gateway.processed_events") == emptied
+
+
+async def test_a_reveal_is_on_record_and_a_look_shows_nothing(
+    database_url: str, ledger: Reader
+) -> None:
+    vault = make_vault()
+    await claim_all(database_url, [sealed_claim(vault), make_claim("evt_2", route="plain")])
+    connection = await asyncpg.connect(database_url)
+    try:
+        found = await find(connection, "evt_1", None)
+        assert MARK not in repr(hide(found[0]))
+        assert (hide(found[0])["encrypted"], hide(found[0])["body"]) == (True, None)
+        [shown] = await reveal(connection, found, vault.ring, actor="ann", reason="ticket 7")
+        assert (shown["headers"], shown["body"]) == (HEADERS, BODY)
+        [plain] = await find(connection, "evt_2", None)
+        await reveal(connection, [plain], vault.ring, actor="ann", reason="nothing hidden")
+        with pytest.raises(CommandFailed, match="evt_1 on stripe: it is encrypted under key"):
+            await reveal(connection, found, make_vault().ring, actor="bob", reason=None)
+    finally:
+        await connection.close()
+    row = await ledger.row("select actor, action, route, event_id, reason from gateway.audit")
+    assert list(row.values()) == ["ann", "reveal", "stripe", "evt_1", "ticket 7"]
+
+
+async def test_old_events_are_delivered_to_a_new_handler_in_their_order(
+    database_url: str, ledger: Reader
+) -> None:
+    vault, ran = make_vault(), list[str]()
+
+    async def handler(event: Event, _: Context) -> None:
+        ran.append(event.id)
+
+    await claim_all(database_url, [sealed_claim(vault, f"evt_{n}", handlers=[]) for n in range(3)])
+    ordered = subscribe(handler, order_by=KeyPath.parse("key"))
+    async with clerk(database_url, ordered) as ann:
+        ann.vault = vault
+        order = await ann.do(Action.DELIVER, handler="handlers.count", since=YEAR_AGO)
+    assert order.moved == 3
+    keys = await ledger.rows("select distinct order_key from gateway.deliveries")
+    assert [row["order_key"].startswith("digest:") for row in keys] == [True]
+    await run(database_url, ledger, vault, ordered, to={"done": 3})
+    ids = await ledger.rows("select event_id from gateway.deliveries order by id")
+    assert ran == [row["event_id"] for row in ids]
+
+
+def test_a_forward_that_failed_is_told_by_its_status_alone() -> None:
+    error = PushFailed(f"HTTP 503 Service Unavailable: no {MARK}")
+    assert outline(error) == "PushFailed HTTP 503, its text is encrypted"
+    assert outline(Reject(f"nack (HTTP 410): {MARK}")) == "REJECTED HTTP 410, its text is encrypted"
+    assert outline_of(f"KeyError: '{MARK}'") == "KeyError, its text is encrypted"
+    assert outline_of(f"{MARK} is no class: at all") == "an error, its text is encrypted"

@@ -426,6 +426,7 @@ CASES: Final = [
         rows=BATCH,
     ),
     Case(query="find_past", arguments=("stripe", "evt_1", BATCH), rows=BATCH),
+    Case(query="find_unsealed", arguments=(["rare"], DAY, BATCH), rows=BATCH),
     Case(query="read_past", arguments=("stripe", IDS), rows=BATCH),
     Case(query="read_past_deliveries", arguments=("stripe", IDS), rows=BATCH),
     Case(query="list_once_keys", arguments=(PENDING,), rows=BATCH),

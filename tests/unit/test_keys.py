@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.development import read_secrets
 from gateway.errors import ConfigInvalid
-from gateway.routes import Config, check_keys, load_config
+from gateway.routes import Config, check_keys, find_open_queues, load_config
+from gateway.settings import Settings
+from gateway.up.secrets import make_up_secrets
 
 KEY = base64.b64encode(hashlib.sha256(b"one").digest()).decode()
 OTHER = hashlib.sha256(b"other").hexdigest()
@@ -82,3 +85,22 @@ def test_a_key_that_stands_in_the_file_itself_is_refused_and_not_shown(
 def test_encrypt_is_true_or_false(value: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="encrypt"):
         read(tmp_path, f"keys: [env:K]\n{ROUTE}".replace("encrypt: true", f"encrypt: {value}"))
+
+
+def test_queues_that_are_not_encrypted_beside_routes_that_are_are_told(tmp_path: Path) -> None:
+    handled = ROUTE + "    handlers: [handlers.billing]\n"
+    queues = "  open:\n    provider: publish\n  closed:\n    provider: publish\n    encrypt: true\n"
+    config = read(tmp_path, f"keys: [env:K]\n{handled}{queues}")
+    [told] = find_open_queues(config)
+    assert told.startswith("queue open is not encrypted: what handlers of stripe publish to it")
+
+
+def test_up_makes_keys_up_and_keeps_them(tmp_path: Path) -> None:
+    config = read(tmp_path, f"keys: [env:K, env:L]\ndigest_key: env:M\n{ROUTE}")
+    settings, variables = Settings(data_dir=tmp_path), {"L": KEY}
+    assert set(make_up_secrets(settings, config, variables)) == {"env:A", "env:K", "env:M"}
+    file = Path(variables["GATEWAY_DEV_SECRETS"])
+    made = check_keys(config, variables, read_secrets(file))
+    assert len(made.ids) == 2
+    make_up_secrets(settings, config, variables)
+    assert check_keys(config, variables, read_secrets(file)).ids == made.ids

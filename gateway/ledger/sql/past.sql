@@ -6,6 +6,20 @@ where route = $1 and event_id > $2
 order by event_id
 limit $3;
 
+-- name: find_unsealed
+-- Of these routes, those of which events were stored as they came, as far as a look at the oldest that may
+-- have a payload tells (processed_events_received).
+select distinct e.route
+from (
+    select route, key_id
+    from gateway.processed_events
+    where received_at >= now() - $2::interval
+    order by received_at, route, event_id
+    limit $3
+) e
+where e.route = any ($1::text[]) and e.key_id is null
+order by e.route;
+
 -- name: read_past
 -- Events of a route that were stored as they came (primary key).
 select e.event_id, e.headers, e.body, e.digest

@@ -10,6 +10,7 @@ from gateway.ledger.tallies import REQUESTS
 from gateway.notation.quantities import format_duration, format_roughly
 from gateway.operate.doctor.finding import Finding, ok, problem, warning
 from gateway.operate.doctor.installation import Installation
+from gateway.operate.keys import describe_key, in_use
 from gateway.operate.status.attention import OF_THE_WORK
 from gateway.operate.status.figures import ANSWERS, Figures, read_figures
 from gateway.operate.status.look import look
@@ -21,6 +22,8 @@ from gateway.sweep.sweeper import VERSION
 WORK: Final = "work"
 WORKERS: Final = "workers"
 RETENTION: Final = "retention"
+KEYS: Final = "keys"
+LOOKED_AT: Final = 10_000
 RELOADS: Final = "reloads"
 OLD_DEAD: Final = timedelta(days=7)
 LATE: Final = timedelta(days=1)
@@ -45,6 +48,8 @@ async def check_ledger(installation: Installation, connection: Connection) -> li
     findings += _reconciles(installation, status)
     findings += await _dead(installation, connection, status)
     findings += await _retention(installation, connection)
+    findings += [ok(KEYS, describe_key(key)) for key in status["keys"] if in_use(key)]
+    findings += await _past(installation, connection)
     return findings
 
 
@@ -191,6 +196,26 @@ async def _dead(
     if row["route"] in kept:
         told += f"; after {format_duration(kept[row['route']])} it is given up (retention.dead)"
     return [warning(WORK, told, "decide: `gateway replay` or `gateway discard`")]
+
+
+async def _past(installation: Installation, connection: Connection) -> list[Finding]:
+    """What was stored before its route was encrypted, as far as a short look finds it."""
+    encrypted = {
+        route.name: route.retention.payload for route in installation.routes if route.encrypt
+    }
+    if not encrypted:
+        return []
+    rows = await connection.fetch(
+        QUERIES["find_unsealed"], list(encrypted), max(encrypted.values()), LOOKED_AT
+    )
+    return [
+        warning(
+            f"route {row['route']}",
+            "has events of before it was encrypted, which are stored as they came",
+            "encrypt them, too: `gateway rekey`",
+        )
+        for row in rows
+    ]
 
 
 async def _retention(installation: Installation, connection: Connection) -> list[Finding]:
