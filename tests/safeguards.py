@@ -638,8 +638,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a body whose hash is signed is no form, whatever its header says",
         "gateway/providers/schemes/verifier.py",
-        "        if hashed is None and is_form(looked.headers):\n",
-        "        if is_form(looked.headers):\n",
+        "        if hashed is None and is_form(looked.headers, looked.body):\n",
+        "        if is_form(looked.headers, looked.body):\n",
         "tests/unit/test_catalogue.py::"
         "test_a_body_whose_hash_is_signed_cannot_be_passed_off_as_an_empty_form",
     ),
@@ -652,7 +652,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a time that is not signed is no protection, and cannot be configured as one",
-        "gateway/providers/schemes/sections.py",
+        "gateway/providers/schemes/coverage.py",
         "not all(covers(section, place) for place in timestamp.at):\n",
         "False:\n",
         "tests/unit/test_schemes.py::test_what_cannot_be_meant_is_refused",
@@ -837,6 +837,13 @@ SAFEGUARDS: Final = (
         "    if project.settings.dev_secrets is None:\n",
         "    if False:\n",
         "tests/e2e/test_rejected.py::test_in_production_enforce_false_is_ignored_and_said_loudly",
+    ),
+    Safeguard(
+        "signed JSON cannot be passed off as a form",
+        "gateway/model.py",
+        "    return _JSON.match(body) is None\n",
+        "    return True\n",
+        "tests/unit/test_schemes.py::test_signed_json_cannot_be_passed_off_as_a_form",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -70,6 +71,7 @@ def check() -> None:
     references = [
         *valid_references(config.routes, now),
         *(str(ref) for ref in (*config.keys, config.digest_key) if ref),
+        *(str(route.verify_token) for route in config.routes if route.verify_token),
     ]
     for reference in stand_ins(settings.dev_secrets, references, os.environ):
         console().print(f"notice: {reference} is not set: a development secret is used")
@@ -83,20 +85,19 @@ def check() -> None:
     console().print(f"{settings.config}: {counted}, all in order")
 
 
-def _warnings(config: Config) -> list[str]:
-    """Routes whose sender proves little, or need not."""
-    found = {route.name: route.provider.integrity for route in config.doors}
-    unenforced = [
-        f"{route.name}: enforce: false, which is ignored outside of `gateway up`: there, what is"
-        " not verified is refused"
-        for route in config.doors
-        if not route.enforce
-    ]
-    return unenforced + [
-        f"{name}: integrity: {integrity}: {INTEGRITY[integrity]}"
-        for name, integrity in found.items()
-        if integrity is not Integrity.WHOLE
-    ]
+def _warnings(config: Config) -> Iterator[str]:
+    """Routes whose sender proves little, or need not, or whose handshake can only be refused."""
+    for route in config.doors:
+        integrity = route.provider.integrity
+        if not route.enforce:
+            yield (
+                f"{route.name}: enforce: false, which is ignored outside of `gateway up`: there,"
+                " what is not verified is refused"
+            )
+        if integrity is not Integrity.WHOLE:
+            yield f"{route.name}: integrity: {integrity}: {INTEGRITY[integrity]}"
+        if route.provider.wants_token and route.verify_token is None:
+            yield f"{route.name}: no verify_token: the handshake of its sender is refused"
 
 
 def _counted(config: Config, registry: Registry) -> str:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote_plus, unquote_to_bytes
 
-from gateway.model import FORM, payload_bytes
+from gateway.model import is_form, payload_bytes
 from gateway.redaction.hiding import Hide, hide_values
 from gateway.redaction.paths import FieldPath, fits
 from gateway.redaction.spans import cut, find_spans, read_text, values_at
@@ -48,7 +48,7 @@ class Redaction:
     def apply(self, headers: Mapping[str, str], body: bytes) -> Redacted:
         """The body as it may be seen. What stands outside the fields is left as it was."""
         try:
-            if _is_form(headers):
+            if is_form(headers, body):
                 return self._form(headers, body)
             return self._document(body)
         except ValueError:
@@ -90,10 +90,6 @@ class Redaction:
     def _is_field(self, name: bytes) -> bool:
         text = _decoded(name)
         return any(len(path.steps) == 1 and fits(path.steps[0], text) for path in self.paths)
-
-
-def _is_form(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == FORM
 
 
 def _fields(body: bytes) -> Iterator[tuple[bytes, bytes]]:

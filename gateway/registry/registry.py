@@ -7,10 +7,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final
 
-import orjson
-
 from gateway.errors import ConfigInvalid, Problem
-from gateway.model import Event, OnDead, Rate, RetryPolicy, payload_bytes
+from gateway.model import Event, OnDead, Rate, RetryPolicy, read_payload
 from gateway.notation.problems import Location, Unexpected
 from gateway.notation.quantities import format_duration
 from gateway.registry.decorator import HandlerFunction
@@ -91,7 +89,10 @@ class Registry:
         paths = {h: self._turns[route, h] for h in handlers if (route, h) in self._turns}
         if not paths:
             return {}
-        payload = orjson.loads(payload_bytes(headers, body))
+        try:
+            payload = read_payload(headers, body)
+        except ValueError:  # of a sender whose bodies need be no JSON: nothing to take turns by
+            return {}
         keys = {handler: path.key(payload) for handler, path in paths.items()}
         return {handler: key for handler, key in keys.items() if key is not None}
 

@@ -8,7 +8,8 @@ from pydantic import BaseModel, PlainValidator, ValidationError, ValidationInfo,
 from gateway.notation.problems import Unexpected, describe
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.schemes.build import make_provider
-from gateway.providers.schemes.sections import KINDS, SenderSection, check_scheme
+from gateway.providers.schemes.coverage import check_scheme
+from gateway.providers.schemes.sections import KINDS, SenderSection
 from gateway.providers.schemes.words import describe_facts
 from gateway.routes.file_schema import FileSchema
 

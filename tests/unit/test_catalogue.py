@@ -18,11 +18,11 @@ from gateway.model import Envelope
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.provider import Integrity, Key
+from gateway.providers.schemes.items import items_reader
 from gateway.providers.schemes.keys import PublicKey
 from gateway.providers.schemes.places import Looked, Place, dig
 from gateway.providers.schemes.planting import plant
 from gateway.providers.schemes.sections import KINDS, SenderSection, SignedSection
-from gateway.providers.schemes.verifier import items_reader
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 NAMES = sorted(entry_names())

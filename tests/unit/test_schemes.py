@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BadPayload, BadSignature, ConfigInvalid, RequestRejected
-from gateway.model import ReplayPolicy
+from gateway.model import ReplayPolicy, read_payload
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.provider import Integrity
 from gateway.providers.schemes.batch import MOST_ITEMS, split_items
@@ -427,3 +427,28 @@ def test_a_key_does_not_show_itself() -> None:
 def test_a_time_far_ahead_is_refused() -> None:
     with pytest.raises(RequestRejected):
         accept("pairs", REQUESTS["pairs"], now=NOW - timedelta(days=3650))
+
+
+def test_signed_json_cannot_be_passed_off_as_a_form() -> None:
+    """Its header is signed by nobody, and a stranger's text may stand in the body."""
+    inner = '{"event_id":"forged","type":"admin_added"}'
+    for space in (b"", b" \n"):
+        text = json.dumps({"event_id": "E1", "type": "message", "text": f"=&payload={inner}&x="})
+        body = space + text.encode()
+        incoming = Incoming({"content-type": "application/x-www-form-urlencoded"}, body)
+        envelope = PROVIDERS["slack"].read(incoming)
+        assert (envelope.id, envelope.type) == ("E1", "message")
+        assert read_payload(incoming.headers, incoming.body)["event_id"] == "E1"
+
+
+def test_the_fields_of_a_form_are_its_payload() -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded; charset=utf-8"}
+    assert read_payload(headers, b"Sid=S1&Body=a%20b&Empty=") == {
+        "Sid": "S1",
+        "Body": "a b",
+        "Empty": "",
+    }
+    assert read_payload(headers, b'payload={"a":1}') == {"a": 1}
+    for odd in (b"", b"payload=1&payload=2", b"&" * 300, b"\xff=1"):
+        with pytest.raises(ValueError, match=r"form|field|utf-8"):
+            read_payload(headers, odd)

@@ -17,6 +17,7 @@ from gateway.providers.provider import (
     Verify,
     make_secret,
 )
+from gateway.providers.schemes.coverage import check_scheme, covers_choice
 from gateway.providers.schemes.drafts import make_drafts
 from gateway.providers.schemes.handshake import make_greet, make_greet_by_get
 from gateway.providers.schemes.keys import (
@@ -35,8 +36,6 @@ from gateway.providers.schemes.sections import (
     HmacSection,
     SenderSection,
     SignedSection,
-    check_scheme,
-    covers_choice,
 )
 from gateway.providers.schemes.signer import make_sign
 from gateway.providers.schemes.tokens import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from gateway.errors import BadPayload, BadSignature, RequestRejected
-from gateway.model import FORM, payload_bytes
+from gateway.model import is_form, payload_bytes
 from gateway.notation.problems import Unexpected, describe
 from gateway.providers.payload import parse_json
 from gateway.providers.provider import Headers, Incoming
@@ -37,7 +37,7 @@ class Looked:
         self.body = incoming.body
         self.moment: str | None = None
         """The time of signing as it is written, once it was looked for."""
-        self.pairs: dict[str, dict[str, list[str]]] = {}
+        self.pairs: dict[object, dict[str, list[str]]] = {}
         """Of `name=value` in one place, by the place."""
         self._refusal: type[RequestRejected] = BadPayload if is_verified else BadSignature
         self._is_verified = is_verified
@@ -59,7 +59,7 @@ class Looked:
     @cached_property
     def form_fields(self) -> list[tuple[str, str]]:
         """The fields of a form in their order."""
-        if not is_form(self.headers):
+        if not is_form(self.headers, self.body):
             return []
         return self._fields(self.body.decode("utf-8", "replace"))
 
@@ -73,11 +73,6 @@ class Looked:
             return parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
         except ValueError:
             raise self._refusal(f"found more than {MOST_FIELDS} fields; expected fewer") from None
-
-
-def is_form(headers: Headers) -> bool:
-    """Whether the body is a form, as far as its sender says."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == FORM
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

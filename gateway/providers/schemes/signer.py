@@ -14,6 +14,7 @@ from gateway.errors import BadPayload
 from gateway.providers.provider import Incoming, Key, Sign, Signed
 from gateway.providers.schemes.drafts import uses_form, wrap
 from gateway.providers.schemes.keys import PublicKey
+from gateway.providers.schemes.message import composer
 from gateway.providers.schemes.moments import format_moment
 from gateway.providers.schemes.places import Looked, Place, dig
 from gateway.providers.schemes.planting import choose, plant
@@ -27,7 +28,7 @@ from gateway.providers.schemes.sections import (
     SignedSection,
 )
 from gateway.providers.schemes.tokens import AUTHORIZATION
-from gateway.providers.schemes.verifier import composer, encode
+from gateway.providers.schemes.verifier import encode
 
 ReadKey = Callable[[bytes], Key]
 JSON = "application/json"

@@ -4,6 +4,7 @@ from typing import Final
 
 from gateway.notation.quantities import format_duration
 from gateway.providers.provider import Facts
+from gateway.providers.schemes.coverage import covers_choice
 from gateway.providers.schemes.places import Place
 from gateway.providers.schemes.sections import (
     DIGEST,
@@ -14,7 +15,6 @@ from gateway.providers.schemes.sections import (
     ItemSection,
     SenderSection,
     SignedSection,
-    covers_choice,
 )
 
 LONGEST: Final = 90

@@ -1,0 +1,69 @@
+"""What a scheme signs, and whether its keys fit each other."""
+
+from gateway.notation.problems import Unexpected, describe
+from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.sections import DIGEST, HmacSection, SenderSection, SignedSection
+from gateway.providers.schemes.template import Template
+
+
+def check_scheme(section: SenderSection) -> None:
+    """What one key says about another. Raises Unexpected."""
+    if section.batch is not None and not any(is_of_item(choice) for choice in section.id):
+        raise Unexpected(found="a batch whose items share one id", expected="an id in each item")
+    if isinstance(section, SignedSection):
+        _check_signed(section)
+
+
+def is_of_item(choice: Template) -> bool:
+    """Whether an id differs between the items of a batch."""
+    return str(choice) == DIGEST or any(place.source == "json" for place in choice.places)
+
+
+def _check_signed(section: SignedSection) -> None:
+    timestamp = section.timestamp
+    if section.signed.has("timestamp") and timestamp is None:
+        raise Unexpected(found="{timestamp} in `signed`", expected="`timestamp`: where it is")
+    if timestamp is None and section.tolerance is not None:
+        raise Unexpected(found="a tolerance without `timestamp`", expected="a signed time, or none")
+    if section.signed.has("id") and any(str(choice) == DIGEST for choice in section.id):
+        raise Unexpected(found="{id} in `signed`", expected="`id`: where it is, and no digest")
+    if section.each and section.batch is None:
+        raise Unexpected(found="`each` without `batch`", expected="where the items are")
+    if timestamp is not None and not all(covers(section, place) for place in timestamp.at):
+        raise Unexpected(
+            found=f"a timestamp in {describe(str(timestamp.at[0]))}, which is not signed",
+            expected="a signed one: freshness of an unsigned time is no protection (as information,"
+            " it goes under occurred_at)",
+        )
+
+
+def covers(section: SignedSection, place: Place) -> bool:
+    """Whether a change of what is there changes what is signed."""
+    signed = section.signed
+    if place in signed.places or _is_signature(section, place):
+        return True
+    if section.timestamp is not None and signed.has("timestamp") and place in section.timestamp.at:
+        return True
+    if signed.has("id") and any(place in choice.places for choice in section.id):
+        return True
+    match place.source:
+        case "json":
+            return signed.has("body")
+        case "form":
+            return signed.has("body") or signed.has("params")
+        case "query":
+            return signed.has("url")
+    return False
+
+
+def _is_signature(section: SignedSection, place: Place) -> bool:
+    """Whether it is an HMAC, of which there is only one for what is signed."""
+    is_alone = section.signature.separator is None and section.signature.field is None
+    return isinstance(section, HmacSection) and is_alone and place in section.signature.at
+
+
+def covers_choice(section: SignedSection, choice: Template) -> bool:
+    """Whether all of a value is signed; a digest is as good as the body that it is made of."""
+    if str(choice) == DIGEST:
+        return section.signed.has("body")
+    return all(covers(section, place) for place in choice.places)
