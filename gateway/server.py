@@ -55,6 +55,7 @@ from gateway.receive.refused import Refused
 from gateway.receive.reloading import Reloader
 from gateway.receive.scrubbing import Scrubber
 from gateway.receive.unknown import UnknownPaths
+from gateway.redaction import RedactAt
 from gateway.routes import AlertDestinations, Route, check_alerts
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
 
@@ -128,7 +129,12 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         _doors(project, reception, keyrings, spool, refused)
         | _job_doors(project, reception, keyrings, jobs_claimer),
         queues,
-        unknown=UnknownPaths(refused, reception.admission, addresses),
+        unknown=UnknownPaths(
+            refused,
+            reception.admission,
+            addresses,
+            keeps_bodies=not any(_is_cut(route) for route in project.config.routes),
+        ),
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
         routes=front.routes,
@@ -247,6 +253,10 @@ def _whom_to_tell(project: Project) -> AlertDestinations:
     except ConfigInvalid as error:
         log.warning("alerts_only_by_workers", reason=str(error))
         return AlertDestinations()
+
+
+def _is_cut(route: Route) -> bool:
+    return route.redaction is not None and route.redaction.at is RedactAt.STORE
 
 
 def _spool(project: Project, claimer: Claimer) -> Spool | None:

@@ -20,8 +20,17 @@ WITHIN_S: Final = 2.0
 class UnknownPaths:
     """Remembers a few of them, with their bodies: they can be released to the right route."""
 
-    def __init__(self, refused: Refused, admission: Admission, addresses: Addresses) -> None:
+    def __init__(
+        self,
+        refused: Refused,
+        admission: Admission,
+        addresses: Addresses,
+        *,
+        keeps_bodies: bool,
+    ) -> None:
+        """Without their bodies where a route may not store all of its own: it may be one of its."""
         self._refused = refused
+        self._keeps_bodies = keeps_bodies
         self._admission = admission
         self._addresses = addresses
 
@@ -47,7 +56,9 @@ class UnknownPaths:
         )
 
     async def _body(self, request: Request, headers: dict[str, str]) -> bytes | None:
-        """None where it is too large, or does not come."""
+        """None where it is too large, does not come, or is not to be kept."""
+        if not self._keeps_bodies:
+            return None
         limit = self._refused.largest_body
         try:
             async with asyncio.timeout(WITHIN_S):

@@ -7,6 +7,7 @@ import orjson
 
 from tests.support.ledger import Reader
 from tests.support.processes import Project, github_request, stripe_request
+from tests.support.waiting import until
 
 ROUTES = """
 routes:
@@ -77,3 +78,30 @@ async def test_a_field_is_not_even_stored(project: Project, ledger: Reader) -> N
     assert rows["form"]["body"] == b"payload=" + quote_plus(cut).encode()
     assert rows["json"]["digest"] == hashlib.sha256(document).digest()
     assert rows["form"]["digest"] == hashlib.sha256(form).digest()
+
+
+async def test_no_ring_of_refused_requests_keeps_what_may_not_be_stored(
+    project: Project, ledger: Reader
+) -> None:
+    """Nor what may have been for such a route, and came to a wrong path."""
+    project.write("config/routes.yaml", ROUTES)
+    project.run("migrate")
+    body, headers = github_request("guid_1", body=orjson.dumps({"pusher": {"email": WHO}}))
+    wrong = headers | {"x-hub-signature-256": "sha256=" + "0" * 64}
+    with project.serve() as serving:
+        await serving.ready()
+        for path in ("/webhooks/github", "/webhooks/gihtub"):
+            assert (await serving.post(body, wrong, path=path)).status_code in {403, 404}
+        other, signed = stripe_request("evt_1", extra=WHO, secret="whsec_another")
+        await serving.post(other, signed)
+        await until(lambda: ledger.value("select count(*) = 3 from gateway.rejected"))
+        assert WHO not in serving.running.output
+    rows = await ledger.rows("select route, body, headers::text from gateway.rejected")
+    kept = {row["route"]: row["body"] for row in rows}
+    assert kept == {"github": None, "": None, "stripe": other}
+    assert not [row for row in rows if WHO in row["headers"]]
+    listed = orjson.loads(project.run("rejected", "--json").stdout)
+    [shown] = [row for row in listed if row["route"] == "stripe"]
+    said = project.run("rejected", "show", str(shown["id"]), "--body").stdout
+    assert "[redacted]" in said
+    assert WHO not in said
