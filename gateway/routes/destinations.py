@@ -19,6 +19,8 @@ T = TypeVar("T")
 URL_IN_IT: Final = "the URL in it, and nothing else"
 VALUE_IN_IT: Final = "the header's value in it, and nothing else"
 KEY_IN_IT: Final = "the signing key in it, and nothing else"
+FEWEST_IN_PATH: Final = 12
+"""Of a part of a path: shorter ones are words, such as `webhooks`."""
 FEWEST_CHARS: Final = 7
 """Of what is hidden: a shorter text is too likely to stand in an answer by chance."""
 
@@ -98,9 +100,11 @@ def _shown_of(kept: str | SecretRef, url: str) -> Iterator[str]:
     """What a service may tell back of its URL: all of one that is kept apart, else its query."""
     parsed = httpx.URL(url)
     yield parsed.query.decode()
+    yield from parsed.params.values()
     if isinstance(kept, SecretRef):
         yield parsed.raw_path.decode()
         yield parsed.path
+        yield from (part for part in parsed.path.split("/") if len(part) >= FEWEST_IN_PATH)
 
 
 def _telling(secrets: Iterable[str]) -> Iterator[str]:

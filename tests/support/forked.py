@@ -21,6 +21,8 @@ class Death(NamedTuple):
 
     step: str
     nth: int = 1
+    error: str | None = None
+    """What happens there each time instead: something unforeseen, in these words."""
 
 
 class Forked:
@@ -92,6 +94,8 @@ def _run(
 
         def die(step: Step) -> None:
             if step == death.step:
+                if death.error is not None:
+                    raise RuntimeError(death.error)
                 left[0] -= 1
                 if not left[0]:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -207,6 +207,14 @@ def test_references_are_followed(tmp_path: Path) -> None:
     assert repr(found) == "Destination()"
 
 
+def test_what_a_service_may_tell_back_of_its_url_is_known_part_by_part(tmp_path: Path) -> None:
+    kept = destination(
+        load(tmp_path, "name: a, url: env:URL"), URL="https://x/hooks/T0-B0-0123456789?key=abcdefgh"
+    )
+    assert {"T0-B0-0123456789", "abcdefgh"} <= set(kept.secrets)
+    assert "hooks" not in kept.secrets
+
+
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
