@@ -1,7 +1,6 @@
 """What is kept of a refused request: its cause, and the rest without credentials."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,11 +25,7 @@ class Recorder:
         self._scrubber = scrubber
         self._vault = vault
 
-    def record(self, requests: Sequence[TurnedAway], clocks: Clocks | None) -> list[Rejected]:
-        budget = Budget(HASHED_BYTES)
-        return [self._row(request, clocks, budget) for request in requests]
-
-    def _row(self, request: TurnedAway, clocks: Clocks | None, budget: Budget) -> Rejected:
+    def record(self, request: TurnedAway, clocks: Clocks | None, budget: Budget) -> Rejected:
         cause = self._examiner.explain(request, clocks, budget)
         body = self._scrubber.body(request.body)
         row = Rejected(

@@ -11,8 +11,9 @@ from gateway.errors import StorageUnavailable
 from gateway.ledger.connection import TROUBLE, Connection, close_quietly, connect, describe
 from gateway.ledger.refusals import Refusal, note_refusals
 from gateway.ledger.rejected import Bounds, compare_clocks, keep_rejected
-from gateway.receive.recorder import Recorder
+from gateway.receive.recorder import HASHED_BYTES, Recorder
 from gateway.receive.throttle import Throttle
+from gateway.receive.trying import Budget
 from gateway.receive.turned_away import TurnedAway
 from gateway.receive.waiting import Waiting
 
@@ -22,6 +23,9 @@ PER_SECOND: Final = 20
 PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 8.0
 """Between two writes, while more comes than is held."""
+
+BREATH_S: Final = 0.01
+"""For those who are waited for, between two requests that are looked into."""
 
 STOP_S: Final = 2.0
 
@@ -109,5 +113,9 @@ class Refused:
     async def _keep(self, connection: Connection, requests: list[TurnedAway]) -> None:
         is_stale = any(request.code == "STALE_TIMESTAMP" for request in requests)
         clocks = await compare_clocks(connection) if is_stale else None
-        rows = await asyncio.to_thread(self.recorder.record, requests, clocks)
+        rows, budget = [], Budget(HASHED_BYTES)
+        for request in requests:
+            # One by one: all at once they would hold the interpreter for twenty milliseconds.
+            rows.append(await asyncio.to_thread(self.recorder.record, request, clocks, budget))
+            await asyncio.sleep(BREATH_S)
         await keep_rejected(connection, rows, self._bounds)
