@@ -276,6 +276,7 @@ class RekeyedAnswer(TypedDict):
     events: int
     attempts: int
     effects: int
+    rejected: int
     past: int
     """Events that were stored before their route was encrypted, with all that belongs to them."""
     busy: int

@@ -16,7 +16,7 @@ from gateway.cli.progress import progress
 from gateway.notation.quantities import format_count
 from gateway.operate.keys import KeyState, in_use
 
-COUNTS: Final = ("events", "attempts", "effects", "past")
+COUNTS: Final = ("events", "attempts", "effects", "rejected", "past")
 STEPS_A_SECOND: Final = 4
 
 
@@ -75,7 +75,7 @@ async def _pieces(
         if after is None:
             return
         if rate is not None:
-            done = piece["events"] + piece["attempts"] + piece["effects"] + piece["past"]
+            done = sum(int(piece[name]) for name in COUNTS)
             free_s = max(free_s, time.monotonic() - 1) + done / rate
             await asyncio.sleep(max(0, free_s - time.monotonic()))
 
@@ -89,11 +89,14 @@ def _report(total: dict[str, Any]) -> None:
     out = console()
     out.print(
         f"Put under the first key: {format_count(total['events'], 'event')}, "
-        f"{format_count(total['attempts'], 'error')}, {format_count(total['effects'], 'result')}; "
+        f"{format_count(total['attempts'], 'error')}, {format_count(total['effects'], 'result')}, "
+        f"{format_count(total['rejected'], 'refused request')}; "
         f"encrypted for the first time: {format_count(total['past'], 'event')}."
     )
     rows = [{**key, "": _word(key)} for key in total["keys"]]
-    print_rows(["key_id", "events", "attempts", "effects", "spooled", ""], rows, empty="")
+    print_rows(
+        ["key_id", "events", "attempts", "effects", "rejected", "spooled", ""], rows, empty=""
+    )
     for what in total["broken"][:10]:
         complain(f"{printable(what)} does not open: it was changed, or moved there")
     if total["busy"]:

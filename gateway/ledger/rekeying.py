@@ -11,6 +11,7 @@ from gateway.errors import SealBroken
 from gateway.failpoints import reached
 from gateway.ledger.connection import Connection, Executor, Pooled
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.sealed import rejected_identity
 from gateway.sealing import KeyRing
 
 BATCH: Final = 200
@@ -31,6 +32,7 @@ class KeyUse:
     events: int = 0
     attempts: int = 0
     effects: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +53,14 @@ class Kind:
     table: str
     find: str
     reseal: str
-    columns: tuple[str, str]
-    read_mark: Callable[[Marked], tuple[Any, Any]]
+    columns: tuple[str, ...]
+    """Its primary key."""
+    read_mark: Callable[[Marked], tuple[Any, ...]]
 
-    def identity(self, row: asyncpg.Record) -> tuple[str, str, str]:
-        first, second = self.columns
-        return self.table, str(row[first]), str(row[second])
+    def identity(self, row: asyncpg.Record) -> tuple[str, ...]:
+        if self.table == "rejected":
+            return rejected_identity(row["route"], row["at"])
+        return self.table, *(str(row[column]) for column in self.columns)
 
 
 def _texts(mark: Marked) -> tuple[str, str]:
@@ -65,6 +69,10 @@ def _texts(mark: Marked) -> tuple[str, str]:
 
 def _numbers(mark: Marked) -> tuple[int, int]:
     return _number(mark[0]), min(_number(mark[1]), 2**31 - 1)
+
+
+def _only_number(mark: Marked) -> tuple[int]:
+    return (_number(mark[0]),)
 
 
 def _number_and_text(mark: Marked) -> tuple[int, str]:
@@ -97,6 +105,13 @@ KINDS: Final = {
         reseal="reseal_effects",
         columns=("delivery_id", "name"),
         read_mark=_number_and_text,
+    ),
+    "rejected": Kind(
+        table="rejected",
+        find="find_rejected_under",
+        reseal="reseal_rejected",
+        columns=("id",),
+        read_mark=_only_number,
     ),
 }
 
@@ -134,8 +149,8 @@ async def reseal(
         ring.first,
     )
     reached("rekey.written")
-    first, second = (str(rows[-1][column]) for column in kind.columns)
-    return Resealed(count=len(written), broken=tuple(broken), mark=(first, second))
+    first, *rest = (str(rows[-1][column]) for column in kind.columns)
+    return Resealed(count=len(written), broken=tuple(broken), mark=(first, "".join(rest)))
 
 
 def _seal_anew(

@@ -74,12 +74,12 @@ def seal_rejected(
     """A refused request."""
     head = orjson.dumps({"path": path, "headers": dict(headers)})
     document = b"".join((_LENGTH.pack(len(head)), head, body))
-    return ring.seal(document, _rejected(route, at))
+    return ring.seal(document, rejected_identity(route, at))
 
 
 def open_rejected(ring: KeyRing, route: str, at: datetime, sealed: bytes) -> dict[str, Any]:
     """Its path, headers and body. Raises KeyMissing or SealBroken."""
-    document = ring.open(sealed, _rejected(route, at))
+    document = ring.open(sealed, rejected_identity(route, at))
     [size] = _LENGTH.unpack_from(document)
     end = _LENGTH.size + size
     return {**orjson.loads(document[_LENGTH.size : end]), "body": document[end:]}
@@ -116,7 +116,7 @@ def blind_key(ring: KeyRing, route: str, handler: str, key: str) -> str:
     return ring.digest_text("key", route, handler, key)
 
 
-def _rejected(route: str, at: datetime) -> tuple[str, str, str]:
+def rejected_identity(route: str, at: datetime) -> tuple[str, str, str]:
     return "rejected", route, at.astimezone(UTC).isoformat()
 
 

@@ -17,6 +17,7 @@ class KeyState(TypedDict):
     """Under it; of this and of what follows at most 10,001 are counted."""
     attempts: int
     effects: int
+    rejected: int
     spooled: int
     """In the spool of the machine that answers."""
     encrypts: bool | None
@@ -41,6 +42,7 @@ def _state(use: KeyUse, ring: KeyRing | None, spooled: Mapping[str, int]) -> Key
         "events": use.events,
         "attempts": use.attempts,
         "effects": use.effects,
+        "rejected": use.rejected,
         "spooled": spooled.get(use.key_id, 0),
         "encrypts": None if ring is None else ring.ids[:1] == (use.key_id,),
         "at_hand": None if ring is None else use.key_id in ring.ids,
@@ -54,6 +56,8 @@ def describe_key(state: KeyState) -> str:
         role = ", which is not among `keys`"
     counts = ("events", "event"), ("attempts", "error"), ("effects", "result")
     told = [_count(state[name], word) for name, word in counts]  # type: ignore[literal-required]
+    if state["rejected"]:
+        told.append(format_count(state["rejected"], "refused request"))
     spooled = f", {state['spooled']:,} in the spool" if state["spooled"] else ""
     return f"{state['key_id']}{role}: {', '.join(told)}{spooled}"
 
@@ -66,4 +70,5 @@ def _count(number: int, word: str) -> str:
 
 def in_use(state: KeyState) -> int:
     """How much would be unreadable without it."""
-    return state["events"] + state["attempts"] + state["effects"] + state["spooled"]
+    kept = state["events"] + state["attempts"] + state["effects"] + state["rejected"]
+    return kept + state["spooled"]

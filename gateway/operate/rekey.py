@@ -41,6 +41,7 @@ class Rekeyed:
     events: int = 0
     attempts: int = 0
     effects: int = 0
+    rejected: int = 0
     past: int = 0
     """Events that were stored as they came, with all that belongs to them."""
     busy: int = 0
@@ -49,7 +50,7 @@ class Rekeyed:
 
     @property
     def total(self) -> int:
-        return self.events + self.attempts + self.effects + self.past
+        return self.events + self.attempts + self.effects + self.rejected + self.past
 
     def plus(self, kind: str, done: Resealed, busy: int = 0) -> "Rekeyed":
         counts = {name: getattr(self, name) + (done.count if name == kind else 0) for name in ORDER}

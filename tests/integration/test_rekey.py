@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -11,7 +12,7 @@ import pytest
 from gateway import Context, Event, Reject
 from gateway.ledger.connection import Connection
 from gateway.ledger.rekeying import BATCH, KeyUse, count_keys
-from gateway.ledger.sealed import Vault
+from gateway.ledger.sealed import Vault, open_rejected, seal_rejected
 from gateway.model import ReplayPolicy
 from gateway.operate.rekey import Place, Rekeyed, rekey
 from gateway.registry.key_path import KeyPath
@@ -47,6 +48,7 @@ async def rekey_all(connection: Connection, vault: Vault, **options: Any) -> Rek
             events=total.events + done.events,
             attempts=total.attempts + done.attempts,
             effects=total.effects + done.effects,
+            rejected=total.rejected + done.rejected,
             past=total.past + done.past,
             busy=total.busy + done.busy,
             broken=total.broken + done.broken,
@@ -230,3 +232,24 @@ async def test_what_runs_is_left_for_the_next_time(
     assert (done.past, done.busy) == (1, 1)
     await ledger.run("update gateway.deliveries set status = 'pending', lease_token = null")
     assert (await rekey_all(connection, AFTER)).past == 1
+
+
+async def test_refused_requests_are_put_under_the_new_key_too(
+    ledger: Reader, connection: Connection
+) -> None:
+    at = datetime(2026, 11, 17, 6, 30, tzinfo=UTC)
+    sealed = seal_rejected(BEFORE.ring, "stripe", at, "/webhooks/stripe", {"x": MARK}, BODY)
+    await ledger.run(
+        "insert into gateway.rejected"
+        " (route, at, code, cause, detail, method, path, sender, body, key_id, size)"
+        " values ('stripe', $1, 'BAD_SIGNATURE', 'a', 'b', 'POST', '', 'c', $2, $3, 1)",
+        at,
+        sealed,
+        BEFORE.ring.first,
+    )
+    assert [use.rejected for use in await count_keys(connection)] == [1]
+    assert (await rekey_all(connection, BOTH)).rejected == 1
+    row = await ledger.row("select body, key_id from gateway.rejected")
+    assert row["key_id"] == AFTER.ring.first
+    opened = open_rejected(AFTER.ring, "stripe", at, row["body"])
+    assert (opened["headers"], opened["body"]) == ({"x": MARK}, BODY)

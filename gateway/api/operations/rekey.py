@@ -20,7 +20,7 @@ from gateway.spool.look import look_at
 from gateway.spool.spool import SPOOL_DIRECTORY
 
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
-Kinds = Literal["events", "attempts", "effects", "past"]
+Kinds = Literal["events", "attempts", "effects", "rejected", "past"]
 PLACE = Cursor("kind", "name", "mark", values=tuple[Kinds, Words, tuple[Words, Words]])
 MOST: Final = 10_000
 
@@ -54,6 +54,7 @@ async def _rekey(office: Office, params: RekeyParams) -> RekeyedAnswer:
         "events": done.events,
         "attempts": done.attempts,
         "effects": done.effects,
+        "rejected": done.rejected,
         "past": done.past,
         "busy": done.busy,
         "broken": list(done.broken),

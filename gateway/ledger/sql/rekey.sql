@@ -21,10 +21,14 @@ with recursive of_events as (
     select next.key_id from of_effects k cross join lateral (
         select key_id from gateway.effects
         where key_id is not null and key_id > k.key_id order by key_id limit 1) next
+), of_rejected as (  -- a small ring
+    select key_id, count(*) as n from gateway.rejected
+    where key_id is not null and released_at is null group by key_id
 ), used as (
     select key_id from of_events union select key_id from of_attempts union select key_id from of_effects
+    union select key_id from of_rejected
 )
-select used.key_id, e.n as events, a.n as attempts, f.n as effects
+select used.key_id, e.n as events, a.n as attempts, f.n as effects, coalesce(r.n, 0) as rejected
 from used
 cross join lateral (select count(*) as n from (
     select from gateway.processed_events
@@ -33,6 +37,7 @@ cross join lateral (select count(*) as n from (
     select from gateway.attempts where key_id = used.key_id limit $1) few) a
 cross join lateral (select count(*) as n from (
     select from gateway.effects where key_id = used.key_id limit $1) few) f
+left join of_rejected r on r.key_id = used.key_id
 order by used.key_id;
 
 -- name: find_events_under
@@ -69,6 +74,21 @@ where f.key_id = $1 and (f.delivery_id, f.name) > ($2, $3)
   and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = f.delivery_id))
 order by f.delivery_id, f.name
 limit $5;
+
+-- name: find_rejected_under
+-- The next refused requests under a key, in a small ring.
+select id, route, at, body as sealed
+from gateway.rejected
+where key_id = $1 and body is not null and id > $2 and coalesce(route = $3, true)
+order by id
+limit $4;
+
+-- name: reseal_rejected
+-- Refused requests under another key (primary key).
+update gateway.rejected r set body = i.sealed, key_id = $4
+from unnest($1::bigint[], $2::bytea[]) as i (id, sealed)
+where r.id = i.id and r.key_id = $3 and r.body is not null
+returning r.id;
 
 -- name: reseal_events
 -- Events as they are kept from now on, where they are still under the key that they were read under
