@@ -7,6 +7,7 @@ from typing import Any
 import asyncpg
 import orjson
 import pytest
+import structlog
 
 from gateway import Context, Event, Reject
 from gateway.errors import CommandFailed, PushFailed
@@ -19,6 +20,7 @@ from gateway.model import ReplayPolicy
 from gateway.operate.inspect import find
 from gateway.operate.reveal import hide, reveal
 from gateway.providers import PROVIDERS
+from gateway.redaction import FieldPath, RedactAt, Redaction
 from gateway.registry import Subscription
 from gateway.registry.key_path import KeyPath
 from gateway.routes import Config
@@ -316,3 +318,24 @@ def test_a_forward_that_failed_is_told_by_its_status_alone() -> None:
     assert outline(Reject(f"nack (HTTP 410): {MARK}")) == "REJECTED HTTP 410, its text is encrypted"
     assert outline_of(f"KeyError: '{MARK}'") == "KeyError, its text is encrypted"
     assert outline_of(f"{MARK} is no class: at all") == "an error, its text is encrypted"
+
+
+async def test_a_redacted_field_of_an_encrypted_route_is_in_no_line_and_not_even_sealed(
+    database_url: str, ledger: Reader
+) -> None:
+    vault = make_vault()
+    redaction = Redaction((FieldPath.parse("secret"), FieldPath.parse("key")), RedactAt.SHOW)
+
+    async def failing(event: Event, ctx: Context) -> None:
+        ctx.log.info("looking at", who=event.payload["key"])
+        raise Reject(f"no {event.payload['secret']}")
+
+    config = make_config(make_route(encrypt=True, redaction=redaction))
+    await claim_all(database_url, [sealed_claim(vault)])
+    with structlog.testing.capture_logs() as lines:
+        await run(database_url, ledger, vault, failing, to={"dead": 1}, config=config)
+    assert [line["who"] for line in lines if line["event"] == "looking at"] == ["[redacted]"]
+    assert MARK not in str(lines)
+    row = await ledger.row("select delivery_id, number, sealed from gateway.attempts")
+    told = open_error(vault.ring, row["delivery_id"], row["number"], row["sealed"])
+    assert told.startswith("REJECTED: no [redacted]")
