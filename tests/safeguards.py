@@ -541,6 +541,21 @@ SAFEGUARDS: Final = (
         "test_no_error_and_no_line_of_a_run_quotes_a_redacted_field",
     ),
     Safeguard(
+        "a body that nobody waits for does not keep its connection",
+        "gateway/receive/protocol.py",
+        "        if is_unread and not self.transport.is_closing():",
+        "        if not is_unread and self._is_over:",
+        "tests/integration/test_slow_senders.py::"
+        "test_a_body_that_nobody_waits_for_does_not_keep_its_connection",
+    ),
+    Safeguard(
+        "a value too deep to be written has a key all the same",
+        "gateway/registry/key_path.py",
+        '        return b"".join(_pieces(value))\n',
+        "        raise\n",
+        "tests/unit/test_findings.py::test_the_key_of_a_value_too_deep_to_be_written_is_its_digest",
+    ),
+    Safeguard(
         "a header that comes twice is neither its first nor its last value",
         "gateway/receive/door.py",
         "        return headers if len(headers) == len(pairs) else _joined(pairs)\n",

@@ -182,6 +182,8 @@ class Provider:
     """Whether the URL is signed, or read: it is put together only for those."""
     signs_url: bool = False
     """Whether the public URL must be known, as the sender calls it."""
+    parses_first: bool = False
+    """Whether a body must be parsed to be verified, which takes many times as long as a digest."""
     split: Callable[[Incoming], Sequence[Incoming]] | None = None
     """The events in a verified request that brings several, each as a request of its own."""
     greet: Greet | None = None

@@ -36,8 +36,9 @@ from gateway.spool.spool import Spool
 THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and read in a thread, so that they do not hold up the others."""
 
-CUT_THREAD_BYTES: Final = 64 * 1024
-"""The same where fields are taken out of them, which takes many times as long."""
+SLOW_THREAD_BYTES: Final = 64 * 1024
+"""The same where fields are taken out of them, or where they are parsed before their sender is
+known, which takes many times as long."""
 
 SPOOL_S: Final = 1.0
 """How much of `ack_within` is left for the disk where the ledger does not answer; half at most."""
@@ -61,7 +62,8 @@ class Endpoint(Door):
         super().__init__(route, reception)
         self._provider = route.provider
         is_cut = route.redaction is not None and route.redaction.at is RedactAt.STORE
-        self._thread_bytes = CUT_THREAD_BYTES if is_cut else THREAD_BYTES
+        is_slow = is_cut or route.provider.parses_first
+        self._thread_bytes = SLOW_THREAD_BYTES if is_slow else THREAD_BYTES
         self._reading = Reading(route, reception.registry, keyring, reception.vault)
         self._public_url = public_url
         self._verify_token = None if verify_token is None else verify_token.reveal()

@@ -227,6 +227,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._state.arriving.leave(self)
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        is_unread = self._in_message and not self._in_head and self._running is self.cycle
+        super().on_response_complete()
+        if is_unread and not self.transport.is_closing():  # nobody waits for the rest of its body
+            self.transport.close()
+
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         super().on_body(body)

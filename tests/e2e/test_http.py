@@ -481,7 +481,10 @@ async def reader(module_project: Project) -> AsyncIterator[Reader]:
 # Processes of their own
 
 
-async def test_a_slow_body_is_408(project: Project) -> None:
+@pytest.mark.parametrize(
+    "start", [b"content-length: 10\r\n\r\nab", b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n"]
+)
+async def test_a_slow_body_is_408(project: Project, start: bytes) -> None:
     routes = (project.directory / "config/routes.yaml").read_text()
     project.write(
         "config/routes.yaml",
@@ -489,9 +492,7 @@ async def test_a_slow_body_is_408(project: Project) -> None:
     )
     with project.serve() as serving:
         await serving.ready()
-        answer = await talk(
-            serving, b"POST /webhooks/stripe HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nab"
-        )
+        answer = await talk(serving, b"POST /webhooks/stripe HTTP/1.1\r\nhost: x\r\n" + start)
     assert answer.startswith(b"HTTP/1.1 408")
     assert answer.endswith(b'{"error":"TIMEOUT"}')
 

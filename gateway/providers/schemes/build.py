@@ -77,6 +77,7 @@ def make_provider(
         make_secret=make,
         uses_url=_uses(section, "query") or signs_url(section),
         signs_url=signs_url(section),
+        parses_first=parses_first(section),
         split=split,
         greet=make_greet(section.handshake),
         greet_by_get=make_greet_by_get(section.handshake),
@@ -158,16 +159,27 @@ def signs_url(section: SenderSection) -> bool:
     )
 
 
+def parses_first(section: SenderSection) -> bool:
+    """Whether a stranger's body is parsed: the proof is in it, or its fields are what is signed."""
+    signs_fields = isinstance(section, SignedSection) and section.signed.has("params")
+    return signs_fields or any(place.source in ("json", "form") for place in _proofs(section))
+
+
 def _uses(section: SenderSection, source: str) -> bool:
     """Whether anything is read from there."""
     places = [place for choice in (*section.id, *section.type) for place in choice.places]
-    if isinstance(section, SignedSection):
-        places += [*section.signature.at, *section.signed.places]
-        places += [] if section.timestamp is None else section.timestamp.at
-        places += [] if section.body_hash is None else [section.body_hash]
+    return any(place.source == source for place in (*places, *_proofs(section)))
+
+
+def _proofs(section: SenderSection) -> list[Place]:
+    """What is read before the sender is known."""
     if isinstance(section, BearerSection):
-        places += section.token.at
-    return any(place.source == source for place in places)
+        return [*section.token.at]
+    if not isinstance(section, SignedSection):
+        return []
+    places = [*section.signature.at, *section.signed.places]
+    places += [] if section.timestamp is None else section.timestamp.at
+    return places if section.body_hash is None else [*places, section.body_hash]
 
 
 def _credentials(section: SenderSection) -> frozenset[str]:
