@@ -855,6 +855,14 @@ SAFEGUARDS: Final = (
         "test_a_flood_does_not_push_out_what_a_good_sender_sent",
     ),
     Safeguard(
+        "what was refused by an encrypted route is sealed",
+        "gateway/receive/recorder.py",
+        "        return self._sealed(row) if is_secret else row\n",
+        "        return row\n",
+        "tests/integration/test_rejected.py::"
+        "test_of_an_encrypted_route_nothing_is_kept_in_plain_text",
+    ),
+    Safeguard(
         "what is not enforced is so in development only",
         "gateway/server.py",
         "    if project.settings.dev_secrets is None:\n",

@@ -35,7 +35,7 @@ from gateway.cli.asking import (
     given,
     limit_of,
 )
-from gateway.cli.output import cell, complain, console, print_json, print_rows, printable
+from gateway.cli.output import cell, console, print_json, print_rows, printable
 from gateway.errors import CommandFailed
 from gateway.notation.quantities import format_count
 
@@ -125,7 +125,8 @@ def _list(
         print_json(rows)
         return
     console().print()
-    print_rows(COLUMNS, rows, empty="")
+    marked = [r | {"code": f"{r['code']}, accepted"} if r["shadow"] else r for r in rows]
+    print_rows(COLUMNS, marked, empty="")
     console().print(
         "A part of what is refused is kept; the counts are in `gateway status`.", style="dim"
     )
@@ -239,5 +240,3 @@ def _tell(rows: list[ReleasedRow], *, as_json: bool) -> None:
     if counts:
         told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.most_common())
         console().print(f"{told}.", style="dim")
-    if "refused" in counts:
-        complain("what is refused stays in the ring until its time is over")

@@ -1,12 +1,15 @@
 """From a refusal to its cause, to the release, with real processes."""
 
 import json
+import signal
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 
 from gateway.development import SECRETS_FILE
+from gateway.providers import PROVIDERS
 from tests.support.ledger import Reader
 from tests.support.processes import (
     STRIPE_SECRET,
@@ -54,7 +57,8 @@ async def test_a_refused_event_is_explained_fixed_and_released_once(
     assert {row["route"] for row in rows} == {"stripe", ""}
     [lost] = [row["id"] for row in rows if row["code"] == "NOT_FOUND"]
     status = project.run("status").stdout
-    assert "refused on stripe in the last hour: it is signed for route github" in status
+    assert "refused on stripe as BAD_SIGNATURE in the last hour" in status
+    assert "looked into: it is signed for route github" in status
 
     fixed = {"STRIPE_WEBHOOK_SECRET": RIGHT}
     unfixed = project.run("rejected", "release", "--route", "stripe", "--all", "--yes")
@@ -108,10 +112,19 @@ async def test_a_gateway_far_away_releases_with_its_own_secrets(
         assert json.loads(project.run(*order, **remote).stdout)[0]["outcome"] == "refused"
         secret.write_text(STRIPE_SECRET)
         assert json.loads(project.run(*order, **remote).stdout)[0]["outcome"] == "accepted"
+        serving.running.process.send_signal(signal.SIGHUP)
+        await serving.running.says("secrets_reloaded")
+        sent = PROVIDERS["github"].sign(
+            b"{}", secret=STRIPE_SECRET.encode(), id="guid_1", type="push", now=datetime.now(UTC)
+        )
+        assert await refuse(serving, sent.body, sent.headers, "/webhooks/github") == 403
+        await kept(ledger, 2)
+        cause = await ledger.value("select cause from gateway.rejected where route = 'github'")
+        assert cause == "another_route", "it knows the new secrets"
         async with httpx.AsyncClient() as client:
             bearer = {"authorization": f"Bearer {TOKEN}"}
             metrics = (await client.get(f"{serving.url}/metrics", headers=bearer)).text
-        assert 'gateway_rejected_total{outcome="kept"} 1.0' in metrics
+        assert 'gateway_rejected_total{outcome="kept"} 2.0' in metrics
     assert await ledger.statuses() == {"pending": 1}
 
 

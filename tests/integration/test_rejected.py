@@ -561,3 +561,79 @@ async def test_writing_down_goes_on_after_the_first_time(
 
         await until(written)
     await refused.stop()
+
+
+# Encrypted routes
+
+KEY = "5f" + "0123456789abcdef" * 3 + "00112233445566"
+PLAIN = "customer@example.com"
+
+
+@pytest.fixture
+def encrypted(
+    project: Project, settings: Settings, connection: Connection, secrets: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Office:  # fmt: skip
+    monkeypatch.setenv("GATEWAY_TEST_KEY", KEY)
+    project.write(
+        "config/routes.yaml",
+        """
+        keys: [env:GATEWAY_TEST_KEY]
+        routes:
+          stripe: {provider: stripe, secrets: [env:STRIPE_WEBHOOK_SECRET], encrypt: true}
+          github: {provider: github, secrets: [env:GITHUB_WEBHOOK_SECRET]}
+        """,
+    )
+    with in_project(project.directory):
+        loaded = load_project(settings, with_secrets=True)
+
+    async def wake(_: Sequence[int]) -> None: ...
+
+    return Office(settings=settings, ledger=connection, actor="ann", wake=wake, loaded=loaded)
+
+
+async def test_of_an_encrypted_route_nothing_is_kept_in_plain_text(
+    encrypted: Office, database_url: str, ledger: Reader
+) -> None:
+    """Nor of a path that no route has: it may have been for that one. A release reads it."""
+    body, headers = stripe_request("evt_1", extra=PLAIN)
+    said = {**headers, "x-said": PLAIN}
+    path = f"/webhooks/stripe?mail={PLAIN}"
+    mine = turned_away(body, said, path=path)
+    lost = turned_away(body, said, route="", code="NOT_FOUND", path=f"/other?mail={PLAIN}")
+    unread = turned_away(body, said, code="BAD_PAYLOAD", reason=f"found {PLAIN}; expected more")
+    ids = await keep(encrypted, database_url, mine, lost, unread)
+    text = await ledger.value("select string_agg(r::text, '') from gateway.rejected r")
+    raw = await ledger.value("select string_agg(body, '') from gateway.rejected")
+    assert PLAIN not in text
+    assert PLAIN.encode() not in raw
+    shown = await SHOW_REJECTED.run(encrypted, ShowRejectedParams(rejected_id=ids[0], body=True))
+    assert (shown["headers"], shown["body"], shown["body_kept"]) == (None, None, True)
+    assert shown["key_id"] is not None
+    [released] = await release(encrypted, ids=ids[:1])
+    assert (released["outcome"], released["event_ids"]) == ("accepted", ["evt_1"])
+    [released] = await release(encrypted, ids=ids[1:2], to_route="stripe")
+    assert released["outcome"] == "duplicate"
+    stored = await ledger.value("select string_agg(e::text, '') from gateway.processed_events e")
+    assert PLAIN not in stored
+
+
+async def test_what_is_sealed_for_one_row_opens_in_no_other(
+    encrypted: Office, database_url: str, ledger: Reader
+) -> None:
+    body, headers = stripe_request("evt_1")
+    [id] = await keep(encrypted, database_url, turned_away(body, headers))
+    await ledger.run("update gateway.rejected set at = at - interval '1 s'")
+    [released] = await release(encrypted, ids=[id])
+    assert released["outcome"] == "refused"
+    assert "encrypted, and cannot be read" in (released["detail"] or "")
+
+
+async def test_an_erasure_takes_what_is_sealed_unread(
+    encrypted: Office, connection: Connection, database_url: str, ledger: Reader
+) -> None:
+    body, headers = stripe_request("evt_1")
+    await keep(encrypted, database_url, turned_away(body, headers))
+    subject = Subject(account="acct_7")
+    erased, _ = await erase(connection, subject, None, actor="ann", reason="asked to")
+    assert erased.rejected == 1

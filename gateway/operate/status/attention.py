@@ -151,10 +151,12 @@ def _rejected(status: Status) -> Iterator[Attention]:
     """What no stranger can have caused: somebody has to put it right."""
     for told in status["rejected"]:
         if told["cause"] in OURS:
-            on = f"on {told['route']}" if told["route"] else "for their path"
+            on = f"on {told['route']}" if told["route"] else "that came to no route"
             requests = format_count(told["refused"], "request")
+            such = ": " if told["kept"] == told["refused"] else f", {told['kept']:,} looked into: "
             yield _warning(
-                f"{requests} refused {on} in the last hour: {told['detail']}", SEE_REJECTED
+                f"{requests} refused {on} as {told['code']} in the last hour{such}{told['detail']}",
+                SEE_REJECTED,
             )
 
 
