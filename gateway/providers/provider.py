@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
@@ -154,12 +154,12 @@ def read_text_key(secret: bytes) -> Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """One kind of sender, as data."""
+    """One kind of sender, as data. Two are the same whose data are, whatever was made of them."""
 
     name: str
-    verify: Verify
-    read: Read
-    sign: Sign
+    verify: Verify = field(compare=False)
+    read: Read = field(compare=False)
+    sign: Sign = field(compare=False)
     redelivery: timedelta
     """How long after the first delivery the sender can deliver the same event again."""
     retries: bool
@@ -174,9 +174,9 @@ class Provider:
     """
     is_queue: bool = False
     """Whether there is no sender: its events are jobs, which handlers and programs publish."""
-    read_key: Callable[[bytes], Key] = read_text_key
+    read_key: Callable[[bytes], Key] = field(default=read_text_key, compare=False)
     """What verifies, from a secret; raises Unexpected, which shows nothing of it."""
-    make_secret: Callable[[], str] = make_secret
+    make_secret: Callable[[], str] = field(default=make_secret, compare=False)
     """One for development, with which can be signed and verified."""
     uses_url: bool = False
     """Whether the URL is signed, or read: it is put together only for those."""
@@ -184,11 +184,11 @@ class Provider:
     """Whether the public URL must be known, as the sender calls it."""
     parses_first: bool = False
     """Whether a body must be parsed to be verified, which takes many times as long as a digest."""
-    split: Callable[[Incoming], Sequence[Incoming]] | None = None
+    split: Callable[[Incoming], Sequence[Incoming]] | None = field(default=None, compare=False)
     """The events in a verified request that brings several, each as a request of its own."""
-    greet: Greet | None = None
+    greet: Greet | None = field(default=None, compare=False)
     """Looks for a handshake in a verified request."""
-    greet_by_get: Greet | None = None
+    greet_by_get: Greet | None = field(default=None, compare=False)
     """Answers a handshake by GET or HEAD, which nobody signs: the key is its token, if any."""
     acknowledgement: Acknowledgement = OWN_WORDS
     refusal_status: int = REFUSED
@@ -199,7 +199,7 @@ class Provider:
     """Whether it tells live events from test events."""
     wants_token: bool = False
     """Whether a handshake shows a token, for which the route has `verify_token`."""
-    drafts: Drafts | None = None
+    drafts: Drafts | None = field(default=None, compare=False)
     """None where samples are made from templates."""
     integrity: Integrity = Integrity.WHOLE
     facts: Facts | None = None

@@ -19,8 +19,9 @@ WILD: Final = frozenset("*?[")
 
 
 def check_known(provider: str, type: str, *, force: bool) -> None:
-    """Refuses a type of another provider; and one that nobody knows, unless it is forced."""
-    if is_known(provider, type):
+    """Refuses a type of another provider; and one that nobody knows, unless it is forced. Of most
+    senders there is no list of types."""
+    if provider not in PROVIDERS or is_known(provider, type):
         return
     for other, name in PROVIDERS.items():
         if other != provider and is_known(other, type):

@@ -19,6 +19,7 @@ from gateway.providers.schemes.batch import MOST_ITEMS, split_items
 from gateway.routes import load_config
 from gateway.routes.scheme import find_provider
 from gateway.samples import make_sample, receive_alone
+from gateway.scaffold.known_types import check_known
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 E_ACUTE = b'"\xc3\xa9"'
@@ -452,3 +453,14 @@ def test_the_fields_of_a_form_are_its_payload() -> None:
     for odd in (b"", b"payload=1&payload=2", b"&" * 300, b"\xff=1"):
         with pytest.raises(ValueError, match=r"form|field|utf-8"):
             read_payload(headers, odd)
+
+
+def test_senders_that_are_described_alike_are_the_same() -> None:
+    """As `gateway new` asks, when it has changed the file."""
+    assert made(id="json.id") == made(id="json.id")
+    assert made(id="json.id") != made(id="json.other")
+
+
+def test_of_most_senders_any_type_may_be_handled() -> None:
+    check_known("slack", "app_mention", force=False)
+    check_known("hmac", "order.paid", force=False)

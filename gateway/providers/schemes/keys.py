@@ -28,7 +28,7 @@ PRIVATE_PREFIX: Final = "whsk_"
 SEED_BYTES: Final = 32
 KEY_BYTES: Final = 32
 _HEX_KEY: Final = re.compile(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}")
-HIDDEN: Final = "a secret (not shown) that is none"
+HIDDEN: Final = "a secret (not shown) that is no such key"
 PUBLIC_EXPECTED: Final = (
     "the sender's public key: PEM, base64 of DER, or for Ed25519 its 32 bytes in hex or base64"
 )
