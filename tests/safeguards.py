@@ -863,6 +863,35 @@ SAFEGUARDS: Final = (
         "test_of_an_encrypted_route_nothing_is_kept_in_plain_text",
     ),
     Safeguard(
+        "nothing is signed for a stranger, not even in development",
+        "gateway/receive/reading.py",
+        "        return self._understand(incoming, None, None, None, now)\n",
+        "        key = self._keyring.at(now).keys[0]\n"
+        "        return self._understand(incoming, key, None, None, now)\n",
+        "tests/e2e/test_rejected.py::test_in_development_nothing_is_signed_for_a_stranger",
+    ),
+    Safeguard(
+        "a challenge that is signed came signed",
+        "gateway/providers/schemes/coverage.py",
+        "        if not isinstance(section, HmacSection) or not covers(section, place):\n",
+        "        if False:\n",
+        "tests/unit/test_schemes.py::test_what_cannot_be_meant_is_refused",
+    ),
+    Safeguard(
+        "to look for causes is bounded by what it writes",
+        "gateway/receive/forms.py",
+        "        budget.spend(len(form.body) * WRITTEN)\n",
+        "",
+        "tests/unit/test_causes.py::test_a_short_body_cannot_make_others_wait_for_its_forms",
+    ),
+    Safeguard(
+        "no body in the spool can hold a record",
+        "gateway/spool/record.py",
+        "    body = b64encode(claim.body) if MAGIC in claim.body else claim.body\n",
+        "    body = claim.body\n",
+        "tests/unit/test_spool_records.py::test_no_body_can_hold_a_record",
+    ),
+    Safeguard(
         "what is not enforced is so in development only",
         "gateway/server.py",
         "    if project.settings.dev_secrets is None:\n",

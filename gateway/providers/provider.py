@@ -123,7 +123,8 @@ class Sign(Protocol):
 
 
 class Greet(Protocol):
-    """The answer to a handshake; None where the request is none."""
+    """The answer to a handshake; None where the request is none. Without a key nothing is signed:
+    who asks is not known then."""
 
     def __call__(self, incoming: Incoming, *, key: Key) -> Greeting | None: ...
 

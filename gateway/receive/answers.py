@@ -55,9 +55,9 @@ def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
 
 
 def greeted(greeting: Greeting) -> Answer:
-    """A handshake."""
+    """A handshake. It echoes what somebody chose: no browser shall take it for a page."""
     kind = b"content-type: %b\r\n" % greeting.content_type.encode() if greeting.body else b""
-    return Answer(greeting.status, greeting.body, kind=kind)
+    return Answer(greeting.status, greeting.body, _NO_PAGE, kind=kind)
 
 
 def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
@@ -96,6 +96,7 @@ def _when_again(rejection: RequestRejected) -> bytes:
 
 
 _TEXT: Final = b"content-type: text/plain\r\n"
+_NO_PAGE: Final = b"x-content-type-options: nosniff\r\n"
 _RETRY_AFTER: Final = b"retry-after: %d\r\n" % RETRY_AFTER_S
 UNAVAILABLE: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER)
 NOT_LOOKED_AT: Final = _error(429, "TOO_MANY_REFUSED", _RETRY_AFTER, close=True)

@@ -205,9 +205,7 @@ class Examiner:
         self, known: Known, incoming: Incoming, at: datetime, budget: Budget
     ) -> Cause | None:
         """The body as it may have been before something between the sender and us touched it."""
-        for form in body_forms(incoming.body):
-            if budget.is_spent:
-                return None
+        for form in body_forms(incoming.body, budget):
             touched = incoming._replace(body=form.body)
             if matches(known.route.provider, touched, known.keys, at, budget):
                 return Cause(

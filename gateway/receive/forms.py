@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from gateway.receive.trying import Budget
+
 PREFIX: Final = b"whsec_"
 QUOTES: Final = (b'"', b"'")
+WRITTEN: Final = 16
+"""To write a byte of JSON takes as long as to hash so many of them. By what comes out: a short and
+deep document is a long one when it is indented, and takes a third of a second."""
 LARGEST_DOCUMENT: Final = 256 * 1024
 """Larger ones are not written anew: a form of them takes milliseconds."""
 
@@ -34,10 +39,13 @@ _STYLES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 
 
-def body_forms(body: bytes) -> Iterator[BodyForm]:
-    """Each once, what is cheap first."""
+def body_forms(body: bytes, budget: Budget) -> Iterator[BodyForm]:
+    """Each once, what is cheap first, until the budget is spent."""
     seen = {body}
     for form in _forms(body):
+        if budget.is_spent:
+            return
+        budget.spend(len(form.body) * WRITTEN)
         if form.body not in seen:
             seen.add(form.body)
             yield form

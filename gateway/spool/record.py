@@ -6,6 +6,7 @@ the facts as JSON · the body
 
 import hashlib
 import struct
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -16,8 +17,9 @@ from gateway.ledger.claims import Claim
 from gateway.model import Envelope, ReplayPolicy
 
 MAGIC: Final = b"\xffGWSPL1\xff"
-"""Begins a record, and can be in none: bodies and facts are UTF-8, which has no such byte. What is
-sealed has it by a chance of 2^-64 only, and a sender has no hand in it."""
+"""Begins a record, and can be in none: facts are UTF-8, which has no such byte, and a body that has
+it is written in another way. Else a sender could put a whole record into a body, and after damage
+the search for the next one would find an event that nobody has verified."""
 
 LENGTHS: Final = struct.Struct(">II")
 CHECKSUM_BYTES: Final = 16
@@ -66,10 +68,12 @@ def encode(claim: Claim) -> bytes:
             "clock_s": claim.clock_s,
             "key_id": claim.key_id,
             "unverified": claim.unverified,
+            "base64": MAGIC in claim.body,
         }
     )
-    lengths = LENGTHS.pack(len(facts), len(claim.body))
-    return b"".join((MAGIC, lengths, _checksum(lengths, facts, claim.body), facts, claim.body))
+    body = b64encode(claim.body) if MAGIC in claim.body else claim.body
+    lengths = LENGTHS.pack(len(facts), len(body))
+    return b"".join((MAGIC, lengths, _checksum(lengths, facts, body), facts, body))
 
 
 def scan(stream: BinaryIO, start: int, end: int) -> Iterator[Kept | Damaged]:
@@ -143,7 +147,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         received_at=datetime.fromisoformat(facts["received_at"]),
         digest=bytes.fromhex(facts["digest"]),
         headers=facts["headers"],
-        body=body,
+        body=b64decode(body) if facts.get("base64") else body,
         replay=None if facts["replay"] is None else ReplayPolicy(facts["replay"]),
         handlers=tuple(facts["handlers"]),
         order_keys=facts.get("order_keys", {}),  # files of before there was an order have none

@@ -178,6 +178,7 @@ async def test_handshakes_are_no_events_and_batches_are_several(
         right = {**query, "hub.verify_token": made_up["env:PAGES_TOKEN"]}
         answer = await client.get("/webhooks/pages", params=right)
         assert (answer.status_code, answer.text) == (200, "1158201444")
+        assert answer.headers["x-content-type-options"] == "nosniff", "an echo is no page"
         wrong = await client.get("/webhooks/pages", params={**query, "hub.verify_token": "guess"})
         assert (wrong.status_code, wrong.text) == (403, "")
         assert (await client.get("/webhooks/pages")).status_code == 405

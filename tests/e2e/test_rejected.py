@@ -179,6 +179,25 @@ async def test_in_development_enforce_false_accepts_and_marks(
     assert await ledger.value("select count(*) from gateway.rejected where shadow") == 1
 
 
+async def test_in_development_nothing_is_signed_for_a_stranger(
+    project: Project, ledger: Reader, tmp_path: Path
+) -> None:
+    """The secret may be that of production, and what Zoom wants signed is any text: also that of
+    an event."""
+    zoom = "routes:\n  zoom: {provider: zoom, secrets: [env:ZOOM], enforce: false}\n"
+    project.write("config/routes.yaml", zoom)
+    text = 'v0:1:{"event":"meeting.ended"}'
+    asked = {"event": "endpoint.url_validation", "payload": {"plainToken": text}}
+    development = {"GATEWAY_DEV_SECRETS": str(tmp_path / SECRETS_FILE), "ZOOM": RIGHT}
+    with project.serve(**development) as serving:
+        await serving.ready()
+        answer = await serving.post(json.dumps(asked).encode(), {}, path="/webhooks/zoom")
+        assert (answer.status_code, answer.json()) == (403, {"error": "BAD_SIGNATURE"})
+        event = json.dumps({"event": "meeting.ended"}).encode()
+        assert await refuse(serving, event, {}, "/webhooks/zoom") == 200
+    assert await ledger.value("select count(*) from gateway.processed_events") == 1
+
+
 def test_what_does_not_go_together_is_said(project: Project) -> None:
     for command in (
         ["rejected", "release"],

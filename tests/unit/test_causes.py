@@ -16,6 +16,7 @@ from gateway.providers.provider import Signed
 from gateway.receive.causes import Cause, Examiner
 from gateway.receive.forms import body_forms, secret_forms
 from gateway.receive.marks import marks_of
+from gateway.receive.recorder import HASHED_BYTES
 from gateway.receive.trying import Budget
 from gateway.receive.turned_away import TurnedAway
 from gateway.routes import load_config
@@ -202,7 +203,7 @@ def test_line_ends_that_were_changed_are_named(
 
 @pytest.mark.parametrize("hostile", [b"[" * 100_000, b'"\\ud800"', b"\xff", b"", b"1e999", b"{}"])
 def test_forms_of_a_hostile_body_are_few_and_raise_nothing(hostile: bytes) -> None:
-    forms = list(body_forms(hostile))
+    forms = list(body_forms(hostile, Budget(PLENTY)))
     assert len(forms) <= 40
     assert hostile not in {form.body for form in forms}
 
@@ -323,6 +324,17 @@ def test_what_is_looked_into_is_bounded(pair: Desk) -> None:
     assert cause.kind in {"not_examined", "malformed"}
     request = pair.refused("first", sent.headers, sent.body)._replace(body=None)
     assert pair.examiner.explain(request, None, Budget(PLENTY)).kind == "not_examined"
+
+
+def test_a_short_body_cannot_make_others_wait_for_its_forms() -> None:
+    """Indented, two kilobytes of brackets are megabytes: to write them all took 0.4 s of a core,
+    and sixteen of them a second held up every good request."""
+    deep = b"[" * 900 + b"]" * 900
+    budget = Budget(HASHED_BYTES)
+    written = list(body_forms(deep, budget))
+    assert budget.is_spent
+    assert len(written) < 4
+    assert not list(body_forms(deep, budget)), "nor does the next one"
 
 
 @pytest.mark.parametrize(

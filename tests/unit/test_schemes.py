@@ -377,6 +377,14 @@ def said(tmp_path: Path, *lines: str, provider: str = "hmac") -> list[str]:
             [SIGNED, "handshake: [{method: GET, text: '{hmac.query.crc}'}]"],
             "strangers could have anything signed",
         ),
+        (
+            [
+                SIGNED,
+                "signed: '{header.x-id}'",
+                "handshake: [{when: {json.t: crc}, text: '{hmac.json.crc}'}]",
+            ],
+            "whoever can change it could have anything signed",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(lines: list[str], expected: str, tmp_path: Path) -> None:
@@ -417,6 +425,21 @@ def test_the_header_of_a_token_is_a_credential() -> None:
     provider = find_provider(own)
     assert provider is not None
     assert "x-own" in provider.credentials
+
+
+def test_a_challenge_is_signed_for_nobody_but_the_sender() -> None:
+    """Zoom's could be the signed text of an event: who has it signed has forged that event."""
+    zoom, key = PROVIDERS["zoom"], b"s" * 32
+    text = f"v0:{int(NOW.timestamp())}:" + '{"event":"meeting.ended"}'
+    asked = {"event": "endpoint.url_validation", "payload": {"plainToken": text}}
+    incoming = Incoming({}, json.dumps(asked).encode())
+    assert zoom.greet is not None
+    greeting = zoom.greet(incoming, key=key)
+    assert greeting is not None
+    assert hmac.digest(key, text.encode(), "sha256").hex().encode() in greeting.body
+    for nobody in (None, PROVIDERS_HERE["ed25519"].read_key(SECRETS["ed25519"].encode())):
+        with pytest.raises(BadSignature):
+            zoom.greet(incoming, key=nobody)
 
 
 def test_a_key_does_not_show_itself() -> None:

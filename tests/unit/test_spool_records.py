@@ -109,6 +109,16 @@ def test_a_lost_middle_and_garbage_with_magic_in_it_are_stepped_over() -> None:
     ]
 
 
+def test_no_body_can_hold_a_record() -> None:
+    """Bodies need not be JSON. Where one is torn, what a sender wrote into it is no event."""
+    forged = encode(make_claim("evt_forged"))
+    claim = make_claim("evt_1", body=b"--x\r\n" + forged + b"\r\n--x--")
+    content = encode(claim)
+    assert read(content) == [Kept(claim, 0, len(content))]
+    for spoilt in (b"\0" + content[1:], content[:-1] + b"\0", content[:-1]):
+        assert ids(read(spoilt + encode(make_claim("evt_2")))) == ["evt_2"]
+
+
 def test_a_record_that_straddles_two_chunks_of_the_search_is_found() -> None:
     two = encode(make_claim("evt_2"))
     for pad in range(1024 * 1024 - 4, 1024 * 1024 + 4):

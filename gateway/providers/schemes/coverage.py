@@ -1,6 +1,7 @@
 """What a scheme signs, and whether its keys fit each other."""
 
 from gateway.notation.problems import Unexpected, describe
+from gateway.providers.schemes.handshake import signed_places
 from gateway.providers.schemes.places import Place
 from gateway.providers.schemes.sections import DIGEST, HmacSection, SenderSection, SignedSection
 from gateway.providers.schemes.template import Template
@@ -12,6 +13,12 @@ def check_scheme(section: SenderSection) -> None:
         raise Unexpected(found="a batch whose items share one id", expected="an id in each item")
     if isinstance(section, SignedSection):
         _check_signed(section)
+    for place in (place for said in section.handshake for place in signed_places(said)):
+        if not isinstance(section, HmacSection) or not covers(section, place):
+            raise Unexpected(
+                found=f"{{hmac.{place}}} in an answer, of a challenge that nobody signs",
+                expected="a signed one: whoever can change it could have anything signed",
+            )
 
 
 def is_of_item(choice: Template) -> bool:

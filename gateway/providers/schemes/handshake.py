@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from gateway.errors import BadPayload
+from gateway.errors import BadPayload, BadSignature
 from gateway.notation.problems import Unexpected
 from gateway.providers.provider import Greet, Greeting, Incoming, Key
 from gateway.providers.schemes.places import Looked, Place, Reader
@@ -124,6 +124,13 @@ def parse_answer(text: str) -> Template:
     )
 
 
+def signed_places(said: HandshakeSection) -> list[Place]:
+    """Where the challenges are that the answer signs."""
+    texts = [said.text or "", *(said.json_answer or {}).values()]
+    parts = [part for text in texts if HMAC in text for part in parse_answer(text).parts]
+    return [part.place for part in parts if part.place is not None and part.word.startswith(HMAC)]
+
+
 def _piece(piece: str | Part) -> str | Fill:
     if isinstance(piece, str):
         return piece
@@ -131,8 +138,15 @@ def _piece(piece: str | Part) -> str | Fill:
         raise Unexpected(found=str(piece), expected="a place")
     reader = piece.place.reader()
     if piece.word.startswith(HMAC):
-        return lambda looked, key: hmac.digest(key, _echo(reader, looked).encode(), "sha256").hex()
+        return lambda looked, key: _signed(_echo(reader, looked), key)
     return lambda looked, _: _echo(reader, looked)
+
+
+def _signed(challenge: str, key: Key) -> str:
+    """Never for a stranger: what he has signed may be an event of his own."""
+    if not isinstance(key, bytes):
+        raise BadSignature("a challenge to be signed, and no sender with a shared secret")
+    return hmac.digest(key, challenge.encode(), "sha256").hex()
 
 
 def _echo(reader: Reader, looked: Looked) -> str:
