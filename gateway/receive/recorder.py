@@ -57,7 +57,6 @@ class Recorder:
             path=row.path.partition("?")[0],
             detail=QUOTES if row.cause == "bad_payload" else row.detail,
             headers=None,
-            key_id=ring.first,
         )
         if row.body is None or row.digest is None:
             return hidden
@@ -65,6 +64,7 @@ class Recorder:
             hidden,
             body=seal_rejected(ring, row.route, row.at, row.path, row.headers or {}, row.body),
             digest=blind_digest(ring, row.route, row.digest),
+            key_id=ring.first,
         )
 
 

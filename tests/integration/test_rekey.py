@@ -253,3 +253,15 @@ async def test_refused_requests_are_put_under_the_new_key_too(
     assert row["key_id"] == AFTER.ring.first
     opened = open_rejected(AFTER.ring, "stripe", at, row["body"])
     assert (opened["headers"], opened["body"]) == ({"x": MARK}, BODY)
+
+
+async def test_a_refused_request_of_which_no_body_was_kept_holds_no_key(
+    ledger: Reader, connection: Connection
+) -> None:
+    await ledger.run(
+        "insert into gateway.rejected"
+        " (route, at, code, cause, detail, method, path, sender, key_id, size)"
+        " values ('', now(), 'NOT_FOUND', 'a', 'b', 'POST', '', 'c', $1, 0)",
+        BEFORE.ring.first,
+    )
+    assert await count_keys(connection) == []
