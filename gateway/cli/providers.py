@@ -9,10 +9,11 @@ from rich.text import Text
 
 from gateway.cli.output import console, print_json, print_rows
 from gateway.errors import CommandFailed
-from gateway.notation.problems import one_of
 from gateway.notation.quantities import format_duration, format_size
 from gateway.providers import PROVIDERS, Provider
+from gateway.providers.naming import expected_provider
 from gateway.providers.provider import Facts, Integrity
+from gateway.providers.schemes.sections import KINDS
 
 INTEGRITY: Final = {
     Integrity.WHOLE: "the whole body is signed",
@@ -23,7 +24,7 @@ NARROW: Final = 110
 """Columns of a terminal, on which there is no room for ids."""
 DESCRIBED: Final = (
     "Any other sender: provider: hmac, ed25519, ecdsa, bearer or basic, with a `scheme`"
-    " (docs/providers.md)."
+    " (docs/providers.md: describe your own sender)."
 )
 
 
@@ -44,7 +45,7 @@ def providers(
     """
     found = {one: facts for one in sorted(PROVIDERS) if (facts := PROVIDERS[one].facts) is not None}
     if name is not None and name not in found:
-        raise CommandFailed(f"provider: found {name!r}; expected {one_of(found, like=name)}")
+        raise CommandFailed(_unknown(name))
     names = sorted(found) if name is None else [name]
     if as_json:
         print_json([_row(PROVIDERS[one], found[one]) for one in names])
@@ -56,6 +57,12 @@ def providers(
         is_narrow = console().width < NARROW
         print_rows(columns[:3] if is_narrow else columns, rows, empty="no providers")
         console().print(DESCRIBED, markup=False)
+
+
+def _unknown(name: str) -> str:
+    if name in KINDS:
+        return f"{name} is no sender: it is how a route describes one. {DESCRIBED}"
+    return f"provider: found {name!r}; expected {expected_provider(name)}"
 
 
 def _row(provider: Provider, facts: Facts) -> dict[str, Any]:

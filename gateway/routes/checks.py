@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema
 
 from gateway.model import ReplayPolicy
-from gateway.notation.problems import Unexpected, describe, one_of
+from gateway.notation.problems import Unexpected, describe
 from gateway.notation.quantities import (
     LONGEST,
     MILLISECOND,
@@ -18,6 +18,7 @@ from gateway.notation.quantities import (
     lasting,
 )
 from gateway.providers import PROVIDERS, Provider
+from gateway.providers.naming import expected_provider
 from gateway.providers.publish import PUBLISH
 from gateway.providers.schemes.sections import KINDS
 from gateway.redaction import FieldPath, RedactAt
@@ -40,8 +41,6 @@ MODULE_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
 OWN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 OWN_FOLDERS: Final = frozenset({"console", "api", "v1"})
 CALLS_STRIPE: Final = frozenset({"stripe", "publish"})
-NAMES: Final = (*PROVIDERS, *KINDS)
-"""What a route can say under `provider`: a sender by its name, or a kind of scheme."""
 
 
 def _text(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSchema]:
@@ -61,7 +60,7 @@ def _provider(info: ValidationInfo) -> Provider | None:
 
 def _check_provider(name: str) -> str:
     if name not in PROVIDERS and name not in KINDS:
-        raise Unexpected(found=describe(name), expected=one_of(NAMES, like=name))
+        raise Unexpected(found=describe(name), expected=expected_provider(name))
     return name
 
 

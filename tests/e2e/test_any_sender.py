@@ -220,3 +220,4 @@ def test_what_proves_little_is_told(project: Project) -> None:
     assert {"slack", "stripe", "github"} <= {row["provider"] for row in json.loads(told.stdout)}
     assert "provider: slack" in project.run("providers", "slack").stdout
     assert "did you mean slack?" in project.run("providers", "slak").stderr
+    assert "describe your own sender" in project.run("providers", "hmac").stderr

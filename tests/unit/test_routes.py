@@ -535,9 +535,18 @@ def test_a_route_name_may_be(name: str, tmp_path: Path) -> None:
 def test_an_unknown_provider_is_refused_and_the_closest_named(tmp_path: Path) -> None:
     ((line, key, found, expected),) = said(tmp_path, route_with("", provider="strpe"))
     assert (line, key, found) == (4, "routes.one.provider", "'strpe'")
-    assert expected.startswith("one of ")
-    assert "github" in expected
+    assert expected.startswith("a name that `gateway providers` lists, or hmac, ")
     assert expected.endswith("(did you mean stripe?)")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("whatsapp", "meta"), ("Shopify", "shopify"), ("hmca", "hmac")]
+)
+def test_a_sender_is_known_by_the_names_of_its_products(
+    written: str, meant: str, tmp_path: Path
+) -> None:
+    ((*_, expected),) = said(tmp_path, route_with("", provider=written))
+    assert expected.endswith(f"(did you mean {meant}?)")
 
 
 def test_a_route_without_provider_or_secrets_is_refused_at_its_own_line(tmp_path: Path) -> None:

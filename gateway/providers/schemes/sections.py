@@ -3,7 +3,14 @@
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    StrictBool,
+    WithJsonSchema,
+)
 
 from gateway.notation.problems import Unexpected
 from gateway.notation.quantities import LONGEST, Duration, lasting
@@ -203,7 +210,7 @@ class SenderSection(Section):
     refusal: Refusal = Field(
         default=403, description="The status for a wrong signature, where 401 is demanded."
     )
-    retries: bool = Field(
+    retries: StrictBool = Field(
         default=True, description="Whether the sender comes back by itself after a 503."
     )
     redelivery: Annotated[Duration, lasting(timedelta(0), LONGEST)] = Field(
@@ -214,7 +221,7 @@ class SenderSection(Section):
         max_length=64,
         description="Types whose bytes can honestly repeat, where the replay guard is on.",
     )
-    replay_guard: bool | None = Field(
+    replay_guard: StrictBool | None = Field(
         default=None,
         description="Whether the same bytes under another id are a replay. Default: where the id"
         " is not signed.",
@@ -247,7 +254,7 @@ class SignedSection(SenderSection):
     url_decodes: SomeText | None = Field(
         default=None, description="Characters that the sender decodes in the URL before it signs."
     )
-    each: bool = Field(
+    each: StrictBool = Field(
         default=False, description="Whether each item of the batch has a signature of its own."
     )
 
