@@ -339,6 +339,7 @@ class RejectedGroup(TypedDict):
     id: int
     """The latest one."""
     releasable: int
+    released: int
 
 
 class ReleasedRow(TypedDict):

@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from gateway.api.desk import Desk
 from gateway.api.operations.rejected import (
@@ -21,7 +23,7 @@ from gateway.api.operations.rejected import (
     ShowRejectedParams,
 )
 from gateway.api.paging import LONGEST_PAGE
-from gateway.api.shapes import RejectedDetail, ReleasedRow
+from gateway.api.shapes import RejectedDetail, RejectedGroup, ReleasedRow
 from gateway.cli.asking import (
     AsJson,
     Limit,
@@ -35,12 +37,14 @@ from gateway.cli.asking import (
     given,
     limit_of,
 )
-from gateway.cli.output import cell, console, print_json, print_rows, printable
+from gateway.cli.output import ago, cell, console, print_json, print_rows, printable
 from gateway.errors import CommandFailed
 from gateway.notation.quantities import format_count
 
 LET_IN: Final = frozenset({"accepted", "duplicate", "ignored", "valid", "already"})
-COLUMNS: Final = ["id", "at", "route", "code", "address", "body_bytes", "released_at", "detail"]
+COLUMNS: Final = ["id", "at", "route", "cause", "address", "released_at", "code", "body_bytes"]
+NARROW: Final = 110
+"""Columns of a terminal, on which there is no room for the last two of those."""
 
 
 class Doing(StrEnum):
@@ -116,8 +120,7 @@ def _list(
         if as_json:
             print_json(groups)
             return
-        columns = ["count", "route", "code", "senders", "first_at", "last_at", "id", "detail"]
-        print_rows(columns, groups, empty="No refused request was kept.")
+        _print_groups(groups)
         if group or not groups:
             return
     rows = ask_pages(url, REJECTED, RejectedParams(**chosen), limit_of(limit, as_json))
@@ -125,11 +128,28 @@ def _list(
         print_json(rows)
         return
     console().print()
-    marked = [r | {"code": f"{r['code']}, accepted"} if r["shadow"] else r for r in rows]
-    print_rows(COLUMNS, marked, empty="")
+    marked = [r | {"cause": f"{r['cause']}, accepted"} if r["shadow"] else r for r in rows]
+    print_rows(COLUMNS[:-2] if console().width < NARROW else COLUMNS, marked, empty="")
     console().print(
         "A part of what is refused is kept; the counts are in `gateway status`.", style="dim"
     )
+
+
+def _print_groups(groups: list[RejectedGroup]) -> None:
+    """Each cause whole: in a column of a table, its words would be unreadable."""
+    out = console()
+    if not groups:
+        out.print("No refused request was kept.")
+    for one in groups:
+        place = f"on {one['route']}" if one["route"] else "for a path of no route"
+        senders = format_count(one["senders"], "sender")
+        released = f", {one['released']:,} of them released" if one["released"] else ""
+        cause = "" if one["cause"] == one["code"].lower() else f" ({one['cause']})"
+        told = (
+            f"{one['count']:,} {place}: {one['code']}{cause}, {senders}, last {ago(one['last_at'])}"
+        )
+        out.print(printable(told + released), markup=False, style="bold")
+        out.print(Padding(Text(printable(one["detail"])), (0, 0, 0, 4), expand=False))
 
 
 def _show(ids: list[int], body: bool, as_json: bool, url: str | None) -> None:
@@ -147,7 +167,7 @@ def _show(ids: list[int], body: bool, as_json: bool, url: str | None) -> None:
 
 def _print_body(found: RejectedDetail) -> None:
     if found["body"] is None:
-        raise CommandFailed("its body was not kept, is encrypted, or was released")
+        raise CommandFailed(f"there is no body to print: {_kept(found)}")
     exact = found["body_base64"]
     raw = found["body"].encode() if exact is None else b64decode(exact)
     if sys.stdout.isatty():  # from a stranger, who may want to steer the terminal
@@ -161,9 +181,6 @@ def _print_detail(found: RejectedDetail) -> None:
     out = console()
     out.print(f"refused request {found['id']}", style="bold")
     size = "never came" if found["body_bytes"] is None else f"{found['body_bytes']:,} bytes"
-    kept = "print it with --body" if found["body_kept"] else "not kept"
-    if found["key_id"] is not None and found["body_kept"]:
-        kept = f"encrypted under key {found['key_id']}: only a release reads it"
     told = {
         "at": f"{found['at']:%Y-%m-%d %H:%M:%S} UTC ({cell(found['at'])})",
         "route": found["route"] or "none has this path",
@@ -171,7 +188,7 @@ def _print_detail(found: RejectedDetail) -> None:
         "address": found["address"] or "-",
         "code": found["code"] + (", and accepted in development" if found["shadow"] else ""),
         "cause": found["detail"],
-        "body": f"{size} ({kept})",
+        "body": f"{size} ({_kept(found)})",
     }
     if found["released_at"] is not None:
         told["released"] = f"{cell(found['released_at'])}, as {_names(found['released_as'])}"
@@ -179,6 +196,16 @@ def _print_detail(found: RejectedDetail) -> None:
         out.print(f"  {name:<10} {printable(value)}", markup=False)
     for name, value in (found["headers"] or {}).items():
         out.print(f"    {printable(name)}: {printable(value)}", markup=False, style="dim")
+
+
+def _kept(found: RejectedDetail) -> str:
+    if found["released_at"] is not None:
+        return "released: it is with its event"
+    if not found["body_kept"]:
+        return "not kept"
+    if found["key_id"] is not None:
+        return f"encrypted under key {found['key_id']}: only a release reads it"
+    return "print it with --body"
 
 
 def _names(event_ids: list[str] | None) -> str:

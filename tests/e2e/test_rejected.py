@@ -52,6 +52,7 @@ async def test_a_refused_event_is_explained_fixed_and_released_once(
     listing = project.run("rejected")
     assert "signed with a secret that no route has" in listing.stdout
     assert "it is signed for route github" in listing.stdout
+    assert "2 on stripe: BAD_SIGNATURE (unknown_secret), 1 sender, last " in listing.stdout
     rows = json.loads(project.run("rejected", "--json").stdout)
     assert {row["cause"] for row in rows} == {"unknown_secret", "wrong_url"}
     assert {row["route"] for row in rows} == {"stripe", ""}

@@ -66,6 +66,17 @@ def only(status: Status) -> HandlerState:
     return handler
 
 
+async def add_refused(ledger: Reader, cause: str, n: int) -> None:
+    await ledger.run(
+        "insert into gateway.rejected"
+        " (route, at, code, cause, detail, method, path, sender, digest, size)"
+        " select 'stripe', now(), 'BAD_SIGNATURE', $1, 'it is ' || $1, 'POST', '', 'c', 'd', 0"
+        " from generate_series(1, $2)",
+        cause,
+        n,
+    )
+
+
 async def test_where_nothing_is_wrong_it_says_so(settings: Settings, ledger: Reader) -> None:
     await add_worker(ledger, f"stripe {HANDLER}")
     status = await read_status(settings)
@@ -131,7 +142,7 @@ async def test_rates_success_and_times_are_those_of_the_tallies(
 ) -> None:
     await add_worker(ledger)
     tallies = Tallies()
-    for outcome, n in (("accepted", 90), ("duplicate", 5), ("BAD_SIGNATURE", 40)):
+    for outcome, n in (("accepted", 90), ("duplicate", 5), ("greeted", 3), ("BAD_SIGNATURE", 40)):
         for _ in range(n):
             tallies.add("stripe", REQUESTS, outcome)
     for n in range(100):
@@ -338,3 +349,30 @@ async def test_a_worker_tells_its_version(database_url: str, settings: Settings)
 async def test_times_are_those_of_the_database(settings: Settings) -> None:
     status = await read_status(settings)
     assert abs(status["at"] - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+async def test_each_cause_of_refusals_is_told_with_what_is_known_of_it_alone(
+    settings: Settings, ledger: Reader, pool: Pool
+) -> None:
+    await add_worker(ledger)
+    tallies = Tallies()
+    for _ in range(40):
+        tallies.add("stripe", REQUESTS, "BAD_SIGNATURE")
+    await tallies.flush(pool)
+    await add_refused(ledger, "reserialised", 1)
+    await add_refused(ledger, "unknown_secret", 30)
+    said = told(await read_status(settings))
+    assert "as BAD_SIGNATURE in the last hour, 1 looked into: it is reserialised" in said
+    assert "refused as BAD_SIGNATURE in the last 5 minutes / it is unknown_secret" in said
+
+
+async def test_what_was_released_needs_no_attention_any_more(
+    settings: Settings, ledger: Reader
+) -> None:
+    await add_worker(ledger)
+    await add_refused(ledger, "clock", 2)
+    assert "2 requests refused on stripe as BAD_SIGNATURE in the last hour: it is clock" in told(
+        await read_status(settings)
+    )
+    await ledger.run("update gateway.rejected set released_at = now()")
+    assert "clock" not in told(await read_status(settings))

@@ -52,7 +52,8 @@ limit $5;
 -- What refused requests have in common, the latest first, with an example of each.
 select count(*) as count, route, code, cause, (array_agg(detail order by id desc))[1] as detail,
        count(distinct sender) as senders, min(at) as first_at, max(at) as last_at, max(id) as id,
-       count(*) filter (where digest is not null and released_at is null) as releasable
+       count(*) filter (where digest is not null and released_at is null) as releasable,
+       count(released_at) as released
 from gateway.rejected
 where coalesce(route = $1, true) and coalesce(code = $2, true)
   and at >= coalesce($3, timestamptz '-infinity')

@@ -30,6 +30,7 @@ LATE: Final = timedelta(days=1)
 """How far behind a prune may be: events are looked at again every few hours."""
 
 MISSED_RECONCILES: Final = 3
+SEE_REFUSED: Final = "see why: `gateway rejected --route {}`, and the log of `gateway serve`"
 
 PASTE: Final = {
     "stripe": "Stripe: Dashboard, Developers, Webhooks, Add endpoint",
@@ -120,7 +121,7 @@ async def _route(
         code, at = refused
         since = "and no event was accepted since" if last_at else "and no event was ever accepted"
         told = f"a request was refused as {code} {format_roughly(status['at'] - at)} ago, {since}"
-        return [warning(about, told, "see what comes: the log of `gateway serve` says why")]
+        return [warning(about, told, SEE_REFUSED.format(route.name))]
     if last_at is not None:
         return [ok(about, f"the last event came {format_roughly(status['at'] - last_at)} ago")]
     if route.provider.is_queue:

@@ -161,12 +161,13 @@ def _rejected(status: Status) -> Iterator[Attention]:
 
 
 def _refusals(status: Status) -> Iterator[Attention]:
-    told = {(r["route"], r["code"]) for r in status["rejected"] if r["cause"] in OURS}
-    causes = {(r["route"], r["code"]): r["detail"] for r in reversed(status["rejected"])}
+    few_first = sorted(status["rejected"], key=lambda told: told["kept"])
+    most = {(told["route"], told["code"]): told for told in few_first}
     for route in status["routes"]:
         for code, count in sorted(route["refused_as"].items(), key=lambda item: -item[1]):
-            if (route["route"], code) in told:
-                continue
+            cause = most.get((route["route"], code))
+            if cause is not None and cause["cause"] in OURS:
+                continue  # told already
             if code == "UNAVAILABLE":
                 yield _problem(
                     f"{route['route']}: {format_count(count, 'request')} not taken (503)"
@@ -177,7 +178,7 @@ def _refusals(status: Status) -> Iterator[Attention]:
                 yield _warning(
                     f"{route['route']}: {count:,} of {_answered(route):,} requests refused"
                     f" as {code} in the last 5 minutes",
-                    f"{causes.get((route['route'], code)) or _usual(code)}; {SEE_REJECTED}",
+                    f"{_usual(code) if cause is None else cause['detail']}; {SEE_REJECTED}",
                 )
 
 

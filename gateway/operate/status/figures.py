@@ -19,6 +19,9 @@ RUNS: Final = (Outcome.DONE, Outcome.RETRY, Outcome.DEAD)
 """Those in which the handler decided: the others tell nothing of it."""
 
 ANSWERS: Final = ("accepted", "duplicate", "ignored")
+GREETED: Final = "greeted"
+"""A handshake: answered, and no event."""
+NOT_REFUSED: Final = frozenset({*ANSWERS, GREETED, ACKNOWLEDGED})
 
 Place = tuple[str, str]
 """Route and handler; no handler: the route's door."""
@@ -53,7 +56,7 @@ class Figures:
 
 def refused_as(counts: Mapping[str, int]) -> dict[str, int]:
     """The codes with which requests were refused."""
-    return {o: n for o, n in counts.items() if o not in (*ANSWERS, ACKNOWLEDGED) and n}
+    return {o: n for o, n in counts.items() if o not in NOT_REFUSED and n}
 
 
 async def read_figures(ledger: Executor, now: datetime) -> Figures:

@@ -66,7 +66,7 @@ async def read_reconciles(session: Session) -> list[ReconcileState]:
 
 
 async def read_rejected(session: Session, now: datetime, figures: Figures) -> list[RejectedState]:
-    """Why requests of the last hour were refused, as far as they were kept."""
+    """Why requests of the last hour were refused, as far as they were kept and not released."""
     groups = await group_rejected(session, Chosen(since=now - HOUR), MOST_CAUSES)
     return [
         RejectedState(
@@ -78,10 +78,11 @@ async def read_rejected(session: Session, now: datetime, figures: Figures) -> li
                 figures.hour.get((group["route"], REQUESTS), {}).get(group["code"], 0),
                 group["count"],
             ),
-            kept=group["count"],
+            kept=group["count"] - group["released"],
             last_at=group["last_at"],
         )
         for group in groups
+        if group["count"] > group["released"]
     ]
 
 
