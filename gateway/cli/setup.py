@@ -76,7 +76,7 @@ def check() -> None:
     for reference in stand_ins(settings.dev_secrets, references, os.environ):
         console().print(f"notice: {reference} is not set: a development secret is used")
     for expiry in find_expiries(project.config.routes, now):
-        console().print(f"notice: {expiry}", markup=False)
+        console().print(f"warning: {expiry}", markup=False)
     for warning in _warnings(project.config):
         console().print(f"warning: {warning}", markup=False)
     for doubt in (*find_open_queues(config), *find_doubtful(project)):

@@ -209,7 +209,8 @@ def _secret(secret: SecretState, route: RouteState, now: datetime) -> str:
     told += "never used" if used_at is None else f"used {format_roughly(now - used_at)} ago"
     if ends is not None:
         told += f", {describe_expiry(ends, now)}"
-    return f"{told}: it can go" if secret["expired"] or can_go(secret, route, now) else told
+    is_over = secret["expired"] and not all(one["expired"] for one in route["secrets"])
+    return f"{told}: it can go" if is_over or can_go(secret, route, now) else told
 
 
 def _order(order: OrderState) -> Text:

@@ -109,7 +109,7 @@ async def test_a_route_whose_secrets_have_all_expired_refuses_and_says_so(
     )
     checked = project.run("check")
     assert checked.returncode == 0
-    assert "notice: every secret of stripe has expired: all its requests are refused" in (
+    assert "warning: every secret of stripe has expired: all its requests are refused" in (
         checked.stdout
     )
     assert project.run("send", "stripe", "invoice.paid").returncode == 1

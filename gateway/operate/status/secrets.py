@@ -54,6 +54,7 @@ def find_expiries(routes: Iterable[Route], now: datetime) -> Iterator[str]:
     for route in routes:
         if route.secrets and all(ref.has_expired(now) for ref in route.secrets):
             yield f"every secret of {route.name} has expired: all its requests are refused"
+            continue
         for ref in route.secrets:
             if ref.expires_at is not None and ref.expires_at - now <= SOON:
                 yield f"{ref} of {route.name} {describe_expiry(ref.expires_at, now)}"
