@@ -205,6 +205,8 @@ async def test_that_none_will_be_left_is_a_problem_before_and_after(
         "problem: every secret of stripe has expired: all its requests are refused"
         " / put in what the sender signs with now: docs/secrets.md"
     )
+    [line] = lines(await read_status(settings))
+    assert "it can go" not in line
 
 
 async def found(settings: Settings, **environ: str) -> list[str]:

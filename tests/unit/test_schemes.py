@@ -369,6 +369,7 @@ def said(tmp_path: Path, *lines: str, provider: str = "hmac") -> list[str]:
         ([SIGNED, "timestamp: {at: header.x-time}"], "freshness of an unsigned time"),
         ([SIGNED, "timestamp: {at: query.time}"], "freshness of an unsigned time"),
         ([SIGNED, "tolerance: 5m"], "a tolerance without `timestamp`"),
+        ([SIGNED, "retries: yes"], "7 routes.one.scheme.retries: 'yes'; true or false"),
         ([SIGNED, "each: true"], "`each` without `batch`"),
         ([SIGNED, "batch: json", "id: header.x-id"], "a batch whose items share one id"),
         ([SIGNED, "algorithm: md5"], "7 routes.one.scheme.algorithm: 'md5'; 'sha1', 'sha256'"),
