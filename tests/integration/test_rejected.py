@@ -24,7 +24,7 @@ from gateway.api.operations.rejected import (
     ShowRejectedParams,
 )
 from gateway.api.shapes import ReleasedRow
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import CommandFailed, NotFound
 from gateway.ledger.connection import Connection
 from gateway.ledger.rejected import (
     Bounds,
@@ -509,7 +509,7 @@ async def test_all_are_released_piece_by_piece(
 
 async def test_a_release_says_which_or_all(office: Office) -> None:
     for params in (ReleaseParams(), ReleaseParams(ids=[1], all=True)):
-        with pytest.raises(BadRequest):
+        with pytest.raises(CommandFailed):
             await RELEASE.run(office, params)
     [gone] = await release(office, ids=[7])
     assert gone["outcome"] == "already"

@@ -11,7 +11,7 @@ from gateway.api.operation import Operation, Params
 from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
 from gateway.api.shapes import RejectedDetail, RejectedGroup, RejectedRow, ReleasedRow
 from gateway.api.values import RowId, Text
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import CommandFailed, NotFound
 from gateway.ledger.rejected import (
     Chosen,
     find_rejected,
@@ -128,7 +128,7 @@ def _readable(row: dict[str, Any], *, with_body: bool) -> RejectedDetail:
 
 async def _release(office: Office, params: ReleaseParams) -> Page[ReleasedRow]:
     if (params.ids is None) == (not params.all):
-        raise BadRequest("expected either ids, or all")
+        raise CommandFailed("found neither ids nor all, or both; expected one of them")
     check_route(office.project, params.to_route)
     ids, after = await _which(office, params)
     rows = [_row(released) for released in await _release_each(office, params, ids)]
