@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZING := $(VENV)/.fuzzing
 
-.PHONY: run test test-again check audit fuzz torture safeguards load bench bench-quick clean
+.PHONY: run test test-again check audit fuzz torture safeguards screenshots load bench bench-quick clean
 
 run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
@@ -34,6 +34,9 @@ torture: $(READY) ## kill, stop, cut and starve everything under load, and audit
 
 safeguards: $(READY) ## remove each safeguard in turn and watch its test go red, about 5 minutes
 	@$(BIN)/python -m tests.safeguards
+
+screenshots: $(READY) ## take the pictures of docs/console.md, with a real browser
+	@$(BIN)/python -m tests.screenshots
 
 load: $(READY) ## three times the sustainable rate for a minute: what is refused, what is kept
 	@$(BIN)/python -m tests.load

@@ -30,15 +30,16 @@ grant select on gateway.migrations to gateway_serve, gateway_worker, gateway_ope
 
 -- `gateway serve`: takes events in, and can neither read a payload nor change or remove an event.
 grant insert, select (
-    route, event_id, provider, type, account, livemode, occurred_at, received_at, digest, replay, guard, replay_of,
-    spooled, reconciled, verified_by, clock_s, key_id, unverified
+    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
+    replay_of, spooled, reconciled, verified_by, clock_s, key_id, unverified
 ) on gateway.processed_events to gateway_serve;
 grant select, insert, update (due_at) on gateway.deliveries to gateway_serve;  -- due_at: whose turn it is
 grant select on gateway.handlers, gateway.pauses, gateway.workers to gateway_serve;
 grant select, insert on gateway.refusals to gateway_serve;
 -- What is refused it writes down and trims, and cannot read again.
 grant insert, delete, select (id, route, at, code, cause, sender, size) on gateway.rejected to gateway_serve;
-grant select, insert, update, delete on gateway.tallies, gateway.secret_uses, gateway.reloads to gateway_serve;
+grant select, insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.secret_uses, gateway.reloads
+    to gateway_serve;
 grant select, insert, update on gateway.totals, gateway.alerts to gateway_serve;
 grant select, insert, update, delete on gateway.alert_messages to gateway_serve;
 
@@ -55,7 +56,7 @@ grant select, delete on gateway.bulk_orders to gateway_worker;
 grant select, insert, update, delete on gateway.reconciliations, gateway.gaps to gateway_worker;
 grant select, delete on gateway.refusals to gateway_worker;
 grant delete, select (id, at) on gateway.rejected to gateway_worker;
-grant select, insert, update, delete on gateway.tallies to gateway_worker;
+grant select, insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.causes to gateway_worker;
 grant select, insert, update on gateway.totals, gateway.alerts to gateway_worker;
 grant select, insert, update, delete on gateway.alert_messages to gateway_worker;
 
@@ -75,8 +76,8 @@ grant insert, update on gateway.totals to gateway_operator;
 
 -- People who look: everything but payloads, headers and what outside calls have answered.
 grant select (
-    route, event_id, provider, type, account, livemode, occurred_at, received_at, digest, replay, guard, replay_of,
-    spooled, reconciled, verified_by, clock_s, key_id, unverified
+    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
+    replay_of, spooled, reconciled, verified_by, clock_s, key_id, unverified
 ) on gateway.processed_events to gateway_readonly;
 grant select (delivery_id, name, status, calls, begun_at, finished_at, key_id) on gateway.effects to gateway_readonly;
 grant select (delivery_id, number, started_at, finished_at, outcome, error, key_id) on gateway.attempts to gateway_readonly;
@@ -87,5 +88,5 @@ grant select (
 grant select on
     gateway.deliveries, gateway.workers, gateway.handlers, gateway.places, gateway.once_keys,
     gateway.pauses, gateway.audit, gateway.bulk_orders, gateway.reconciliations, gateway.gaps, gateway.refusals,
-    gateway.tallies, gateway.totals, gateway.alerts, gateway.alert_messages, gateway.secret_uses, gateway.reloads
+    gateway.tallies, gateway.tally_hours, gateway.causes, gateway.totals, gateway.alerts, gateway.alert_messages, gateway.secret_uses, gateway.reloads
 to gateway_readonly;

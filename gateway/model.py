@@ -122,6 +122,8 @@ class Envelope:
     account: str | None = None
     livemode: bool | None = None
     occurred_at: datetime | None = None
+    object_id: str | None = None
+    """What it is about, by which people look for it: an invoice, a pull request."""
 
 
 _UNREAD: Final = object()

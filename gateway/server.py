@@ -17,6 +17,7 @@ from starlette.types import Lifespan
 from gateway.alerts.teller import telling
 from gateway.api.front import FrontOffice, metrics_guard
 from gateway.api.guard import TokenGuard
+from gateway.console.front import console_access, console_routes
 from gateway.errors import ConfigInvalid, StorageUnavailable
 from gateway.hangup import Hangup
 from gateway.ledger.claims import Claimer
@@ -107,7 +108,8 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         deadlines=reception.deadlines,
     )
     guard = TokenGuard(Strangers(addresses, settings.refused_rate), metrics.admin_refused)
-    front = FrontOffice(project, wake=hand_off.send, guard=guard)
+    access = console_access(settings)
+    front = FrontOffice(project, wake=hand_off.send, guard=guard, has_console=not access.is_off)
 
     def take(reloaded: Project) -> None:
         front.take(reloaded)
@@ -137,7 +139,7 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         ),
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
-        routes=front.routes,
+        routes=[*front.routes, *console_routes(settings, access, front)],
         guard_metrics=metrics_guard(settings, guard),
         lifespan=_lifespan(
             (claimer, jobs_claimer),

@@ -220,6 +220,10 @@ class Settings(BaseSettings):
         default=None,
         description="A token that may read /metrics, and nothing else.",
     )
+    read_token: Annotated[SecretStr, _bearer()] | None = Field(
+        default=None,
+        description="A token with which the console and the Admin API can be looked at only.",
+    )
     public_url: Annotated[str, _public()] | None = Field(
         default=None,
         description="Where senders find `gateway serve`: https://hooks.example.com.",

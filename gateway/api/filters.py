@@ -22,5 +22,5 @@ class FilterParams(Params):
 
     @property
     def filter(self) -> Filter:
-        names = FilterParams.model_fields.keys() | {"error"}
+        names = FilterParams.model_fields.keys() | {"error", "cause"}
         return Filter(**{n: v for n, v in self if n in names})

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
@@ -30,19 +31,26 @@ class FrontOffice:
         *,
         wake: Callable[[Sequence[int]], Awaitable[object]],
         guard: TokenGuard,
+        has_console: bool,
     ) -> None:
         self._project = project
         self._wake = wake
+        self._has_console = has_console
         self._background = Background()
         self._pool: Pool | None = None
-        token = project.settings.admin_token
+        settings = project.settings
+        token, read_token = secret_of(settings.admin_token), secret_of(settings.read_token)
         self.routes: list[BaseRoute] = []
         """None without a token."""
-        if token is not None:
-            secret = Secret(token.get_secret_value().encode())
+        if token is not None or read_token is not None:
             queues = [queue.name for queue in project.config.open_queues]
             self.routes = routes(
-                OPERATIONS, token=secret, guard=guard, open_office=self._office, queues=queues
+                OPERATIONS,
+                token=token,
+                read_token=read_token,
+                guard=guard,
+                open_office=self.office,
+                queues=queues,
             )
 
     def take(self, project: Project) -> None:
@@ -50,7 +58,7 @@ class FrontOffice:
         self._project = project
 
     async def open(self) -> None:
-        if self.routes:
+        if self.routes or self._has_console:
             self._pool = await open_pool(
                 database_url(self._project.settings),
                 name="gateway api",
@@ -68,7 +76,8 @@ class FrontOffice:
         if delivery_ids:
             await self._wake(delivery_ids)
 
-    def _office(self, actor: str) -> Office:
+    def office(self, actor: str) -> Office:
+        """Where one visitor's orders are carried out."""
         assert self._pool is not None  # noqa: S101 (requests come after the start)
         return Office(
             settings=self._project.settings,
@@ -82,6 +91,10 @@ class FrontOffice:
 
 def metrics_guard(settings: Settings, guard: TokenGuard) -> Callable[[Request], Answer | None]:
     """Who may not read /metrics: nobody, unless there is a token to ask for."""
-    given = (settings.metrics_token, settings.admin_token)
-    tokens = [Secret(token.get_secret_value().encode()) for token in given if token is not None]
+    given = (settings.metrics_token, settings.admin_token, settings.read_token)
+    tokens = [token for token in map(secret_of, given) if token is not None]
     return lambda request: guard.refusal(request, *tokens) if tokens else None
+
+
+def secret_of(token: SecretStr | None) -> Secret | None:
+    return None if token is None else Secret(token.get_secret_value().encode())

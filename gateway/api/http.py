@@ -31,7 +31,7 @@ from gateway.errors import (
 from gateway.ledger.connection import TROUBLE, describe
 from gateway.notation.problems import one_of, refusals
 from gateway.receive.answers import RETRY_AFTER_S
-from gateway.secrets import Secret
+from gateway.secrets import Secret, is_borne
 
 LARGEST_BODY: Final = 64 * 1024
 LATER: Final = {"retry-after": "5"}
@@ -59,7 +59,8 @@ class TooSlow(Exception):
 def routes(
     operations: Iterable[Operation[Any, Any]],
     *,
-    token: Secret,
+    token: Secret | None,
+    read_token: Secret | None = None,
     guard: TokenGuard,
     open_office: Callable[[str], Office],
     queues: Sequence[str] = (),
@@ -77,22 +78,37 @@ def routes(
         default=_unknown,
         redirect_slashes=False,
     )
-    return [Mount(PREFIX, _Guarded(inside, token, guard))]
+    return [Mount(PREFIX, _Guarded(inside, token, read_token, guard))]
 
 
 class _Guarded:
     """Asks for the token before anything else: strangers learn nothing of what there is."""
 
-    def __init__(self, inside: ASGIApp, token: Secret, guard: TokenGuard) -> None:
+    def __init__(
+        self,
+        inside: ASGIApp,
+        token: Secret | None,
+        read_token: Secret | None,
+        guard: TokenGuard,
+    ) -> None:
         self._inside = inside
-        self._token = token
+        self._ordering = [secret for secret in (token,) if secret is not None]
+        self._all = [secret for secret in (token, read_token) if secret is not None]
         self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._guard.refusal(Request(scope), self._token)
+        request = Request(scope)
+        refusal = self._guard.refusal(request, *self._all)
         app = self._inside if refusal is None else REFUSALS[refusal.status]
+        if refusal is None and not self._may(request):
+            app = ONLY_READING
         with suppress(ClientDisconnect):
             await app(scope, receive, send)
+
+    def _may(self, request: Request) -> bool:
+        """Who has only the token for reading orders nothing."""
+        is_read = request.method in ("GET", "HEAD")
+        return is_read or is_borne(request.headers.get("authorization", ""), self._ordering)
 
 
 class _Document:
@@ -251,5 +267,8 @@ TOO_MANY: Final = error(
     "TOO_MANY_REFUSED",
     "too many wrong tokens came from this address; try again in a moment",
     headers={"retry-after": str(RETRY_AFTER_S), **CLOSING},
+)
+ONLY_READING: Final = error(
+    403, "READ_ONLY", "found the token for reading; expected GATEWAY_ADMIN_TOKEN", headers=CLOSING
 )
 REFUSALS: Final = {answer.status_code: answer for answer in (UNAUTHORIZED, TOO_MANY)}

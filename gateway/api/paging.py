@@ -73,11 +73,18 @@ class Cursor(Generic[T]):
         except ValueError:
             raise NotFound("after: found a text that no listing gave as `next`") from None
 
-    def page(self, rows: Sequence[Mapping[str, Any]], limit: int) -> Page[Any]:
-        """A page of rows of which one more was asked for than it has."""
+    def page(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        limit: int,
+        *,
+        end: Sequence[Any] | None = None,
+    ) -> Page[Any]:
+        """A page of rows of which one more was asked for than it has; where there are fewer, but
+        not all were looked at, the next one goes on from the end."""
         items = list(rows[:limit])
         if len(rows) <= limit:
-            return {"items": items, "next": None}
+            return {"items": items, "next": None if end is None else self.write(end)}
         last = [items[-1][column] for column in self._columns]
         return {"items": items, "next": self.write(last)}
 

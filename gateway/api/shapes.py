@@ -19,6 +19,7 @@ class EventRow(TypedDict):
     livemode: bool | None
     occurred_at: datetime | None
     provider: str
+    object_id: str | None
     replay_of: str | None
     spooled: bool
     reconciled: bool
@@ -121,6 +122,7 @@ class EventDetail(TypedDict):
     provider: str
     type: str
     account: str | None
+    object_id: str | None
     livemode: bool | None
     occurred_at: datetime | None
     received_at: datetime
@@ -201,6 +203,26 @@ class Group(TypedDict):
     first_at: datetime
     last_at: datetime
     delivery_id: int | None
+
+
+class Cause(TypedDict):
+    """Of what some died; without a number where nobody has told it yet."""
+
+    cause: int | None
+    route: str | None
+    handler: str | None
+    error: str | None
+    count: int
+    first_at: datetime
+    last_at: datetime
+
+
+class Causes(TypedDict):
+    """How many are dead, and of what the most."""
+
+    as_of: datetime
+    total: int
+    causes: list[Cause]
 
 
 class Groups(TypedDict):

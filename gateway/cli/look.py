@@ -27,6 +27,7 @@ from gateway.cli.asking import (
 )
 from gateway.cli.bulk import name_in_full, print_groups
 from gateway.cli.output import console, print_json, print_rows
+from gateway.model import Status
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +44,13 @@ def events(
     since: Since = None,
     until: Until = None,
     account: Account = None,
+    status: Annotated[
+        Status | None, typer.Option("--status", help="Only where a delivery is so.")
+    ] = None,
+    object: Annotated[
+        str | None,
+        typer.Option("--object", help="Only about this: in_1Nx... of Stripe, acme/shop#42."),
+    ] = None,
     limit: Limit = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -53,7 +61,16 @@ def events(
     [bold]gateway events --type 'invoice.*' --json[/bold]
     """
     params = EventsParams(
-        **given(route=route, type=type, handler=handler, since=since, until=until, account=account)
+        **given(
+            route=route,
+            type=type,
+            handler=handler,
+            since=since,
+            until=until,
+            account=account,
+            status=status,
+            object=object,
+        )
     )
     rows = ask_pages(url, EVENTS, params, limit_of(limit, as_json))
     columns = ["received_at", "route", "event_id", "type", "deliveries", "note"]

@@ -327,6 +327,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "provider": claim.provider,
             "type": claim.envelope.type,
             "account": claim.envelope.account,
+            "object_id": claim.envelope.object_id,
             "livemode": claim.envelope.livemode,
             "occurred_at": claim.envelope.occurred_at,
             "received_at": claim.received_at,

@@ -19,6 +19,8 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     account: str | None = None
+    cause: int | None = None
+    """Of a dead one."""
 
     @property
     def of_events(self) -> tuple[Any, ...]:
@@ -52,6 +54,7 @@ class Filter:
             "since": None if self.since is None else self.since.isoformat(),
             "until": None if self.until is None else self.until.isoformat(),
             "account": self.account,
+            "cause": None if self.cause is None else str(self.cause),
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -63,7 +66,8 @@ class Filter:
             for name in ("since", "until")
             if name in given
         }
-        return cls(**(given | times))  # type: ignore[arg-type]
+        numbers = {"cause": int(given["cause"])} if "cause" in given else {}
+        return cls(**(given | times | numbers))  # type: ignore[arg-type]
 
 
 def like(glob: str) -> str:

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ class Vault:
             return claim
         ring, route, id = self.ring, claim.route, claim.envelope.id
         return claim._replace(
+            envelope=replace(claim.envelope, object_id=None),  # which is in the payload
             digest=blind_digest(ring, route, claim.digest),
             headers={},
             body=seal_event(ring, route, id, claim.headers, claim.body),

@@ -102,6 +102,7 @@ async def _move_dead(connection: Session, order: Order) -> _Walked:
         order.mark.id,
         order.began_at,
         BATCH,
+        order.filter.cause,
     )
     passed, chosen = _choose(rows, [row["is_matching"] for row in rows], _size(order))
     mark = Mark(passed[-1]["finished_at"], passed[-1]["id"]) if passed else order.mark

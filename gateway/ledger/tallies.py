@@ -28,6 +28,7 @@ from gateway.ledger.histogram import bucket_of
 from gateway.ledger.queries import QUERIES
 
 KEPT: Final = timedelta(days=8)
+HOURS_KEPT: Final = timedelta(days=90)
 LATEST: Final = timedelta(seconds=5)
 """How old a figure may get before it is added, where the sweep is slower."""
 
@@ -192,4 +193,5 @@ async def _write(ledger: Executor, age: timedelta, tallies: dict[Key, Tally]) ->
         outcomes,
         [tallies[key].n for key in keys],
         [tallies[key].as_array for key in keys],
+        HOURS_KEPT,
     )

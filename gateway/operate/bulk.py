@@ -41,7 +41,7 @@ class Count:
 
 async def count_dead(ledger: Executor, filter: Filter, as_of: datetime, limit: int) -> Count:
     """Dead letters, by route, handler and what their errors have in common."""
-    rows = await ledger.fetch(QUERIES["group_dead"], *filter.of_dead, as_of, limit)
+    rows = await ledger.fetch(QUERIES["group_dead"], *filter.of_dead, as_of, limit, filter.cause)
     return Count(
         total=rows[0]["total"] if rows else 0,
         without_payload=rows[0]["without_payload"] if rows else 0,

@@ -1,8 +1,8 @@
 """Reads events, deliveries and attempts from the ledger."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import orjson
@@ -19,14 +19,56 @@ Mark = tuple[datetime, str, str] | tuple[None, ...]
 """The last row that was seen: received_at, route, event_id; or nothing yet."""
 
 
-async def list_events(connection: Executor, filter: Filter, mark: Mark, limit: int) -> list[Row]:
-    """Events, newest first, from behind a mark."""
-    rows = await connection.fetch(QUERIES["list_events"], *filter.of_events, limit, *mark)
-    return [
-        {name: value for name, value in row.items() if name != "is_erased"}
-        | {"deliveries": orjson.loads(row["deliveries"]), "note": _note(row)}
-        for row in rows
-    ]
+FAR: Final = 20_000
+"""How many events are looked at for one page, where not all of them match."""
+
+FAR_WITH_DELIVERIES: Final = 4_000
+"""The same where each one's deliveries must be looked up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """What matches, and how far the walk came that did not find enough."""
+
+    rows: list[Row]
+    end: tuple[Any, ...] | None
+
+
+async def list_events(
+    connection: Executor,
+    filter: Filter,
+    mark: Mark,
+    limit: int,
+    *,
+    status: str | None = None,
+    object_id: str | None = None,
+) -> Listed:
+    """Events, newest first, from behind a mark. It takes no longer where hardly any match: then
+    there are fewer than asked for, and where to go on."""
+    far = FAR if filter.handler is None and status is None else FAR_WITH_DELIVERIES
+    if not (filter.route or filter.type or filter.handler or status):
+        far = limit
+    keys = await connection.fetch(
+        QUERIES["list_event_keys"],
+        *(filter.route, filter.type_pattern, filter.handler, status),
+        *(filter.since, filter.until, filter.account, object_id),
+        *(limit, max(far, limit), *mark),
+    )
+    matching = [key for key in keys if key["is_match"]]
+    rows = await connection.fetch(
+        QUERIES["read_events"],
+        [key["route"] for key in matching],
+        [key["event_id"] for key in matching],
+    )
+    end = next(
+        ((k["received_at"], k["route"], k["event_id"]) for k in keys if not k["is_match"]), None
+    )
+    return Listed(rows=[_listed(row) for row in rows], end=end)
+
+
+def _listed(row: asyncpg.Record) -> Row:
+    shown = {name: value for name, value in row.items() if name != "is_erased"}
+    return shown | {"deliveries": orjson.loads(row["deliveries"]), "note": _note(row)}
 
 
 def _note(row: asyncpg.Record) -> str | None:
@@ -45,10 +87,15 @@ DeadMark = tuple[datetime, int] | tuple[None, ...]
 """The last row that was seen: finished_at and delivery_id; or nothing yet."""
 
 
-async def list_dead(connection: Executor, filter: Filter, mark: DeadMark, limit: int) -> list[Row]:
-    """Dead letters, newest first, from behind a mark."""
-    rows = await connection.fetch(QUERIES["list_dead"], *filter.of_dead, limit, *mark)
-    return [dict(row) for row in rows]
+async def list_dead(connection: Executor, filter: Filter, mark: DeadMark, limit: int) -> Listed:
+    """Dead letters, newest first, from behind a mark; as many are looked at as for events."""
+    is_plain = not (filter.route or filter.type or filter.handler or filter.account or filter.error)
+    far = limit if is_plain else max(limit, FAR_WITH_DELIVERIES)
+    rows = await connection.fetch(
+        QUERIES["list_dead"], *filter.of_dead, limit, *mark, filter.cause, far
+    )
+    end = next(((r["finished_at"], r["delivery_id"]) for r in rows if r["type"] is None), None)
+    return Listed(rows=[dict(row) for row in rows if row["type"] is not None], end=end)
 
 
 async def list_audit(connection: Executor, after: int | None, limit: int) -> list[Row]:

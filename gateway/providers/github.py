@@ -11,9 +11,9 @@ from gateway.providers.payload import (
     MAX_TEXT_CHARS,
     check_text,
     describe,
-    is_text,
     parse_object,
     require_text,
+    text_at,
 )
 from gateway.providers.provider import Facts, Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
@@ -48,7 +48,12 @@ def read(incoming: Incoming) -> Envelope:
     delivery = _require_header(headers, _DELIVERY, _DELIVERY_ID, "1 to 255 visible characters")
     event = _require_header(headers, _EVENT, _EVENT_NAME, "1 to 100 of a-z, 0-9 and _")
     payload = parse_object(_document(headers, incoming.body))
-    return Envelope(id=delivery, type=_type(event, payload), account=_account(payload))
+    return Envelope(
+        id=delivery,
+        type=_type(event, payload),
+        account=_account(payload),
+        object_id=_object_id(payload),
+    )
 
 
 def _require_header(headers: Headers, name: str, pattern: re.Pattern[str], expected: str) -> str:
@@ -79,17 +84,21 @@ def _type(event: str, payload: dict[str, Any]) -> str:
 def _account(payload: dict[str, Any]) -> str | None:
     """Whose event it is: the organization, or the repository's owner, or the App's installer."""
     for path in (("organization",), ("repository", "owner"), ("installation", "account")):
-        login = _login(payload, path)
+        login = text_at(payload, *path, "login")
         if login is not None:
             return login
     return None
 
 
-def _login(payload: dict[str, Any], path: Sequence[str]) -> str | None:
-    value: Any = payload
-    for key in (*path, "login"):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if is_text(value) else None
+def _object_id(payload: dict[str, Any]) -> str | None:
+    """As people write it: acme/shop#42 for issues and pull requests, else the repository."""
+    repository = text_at(payload, "repository", "full_name")
+    for name in ("pull_request", "issue", "discussion"):
+        thing = payload.get(name)
+        number = thing.get("number") if isinstance(thing, dict) else None
+        if repository is not None and isinstance(number, int) and number < 2**63:
+            return f"{repository}#{number}"
+    return repository
 
 
 def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = "") -> Signed:

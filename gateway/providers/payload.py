@@ -59,6 +59,13 @@ def is_text(value: object) -> TypeGuard[str]:
     )
 
 
+def text_at(document: object, *path: str) -> str | None:
+    """A text below some keys, if it is there and can be stored and shown."""
+    for key in path:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document if is_text(document) else None
+
+
 def describe(value: object) -> str:
     """A JSON value in a few words: the repr of a deep one would exceed the recursion limit."""
     if isinstance(value, dict):

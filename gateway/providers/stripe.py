@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gateway.errors import BadPayload, BadSignature, StaleTimestamp
 from gateway.model import Envelope
-from gateway.providers.payload import check_text, describe, parse_object, require_text
+from gateway.providers.payload import check_text, describe, parse_object, require_text, text_at
 from gateway.providers.provider import Facts, Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
 
@@ -106,6 +106,7 @@ def _read_snapshot(event: dict[str, Any]) -> Envelope:
         account=None if event.get("account") is None else require_text(event, "account"),
         livemode=_livemode(event),
         occurred_at=_from_seconds(event.get("created")),
+        object_id=text_at(event, "data", "object", "id"),
     )
 
 
@@ -119,6 +120,7 @@ def _read_thin(event: dict[str, Any]) -> Envelope:
         account=check_text(context, "context") if context and isinstance(context, str) else None,
         livemode=_livemode(event),
         occurred_at=_from_iso(event.get("created")),
+        object_id=text_at(event, "related_object", "id"),
     )
 
 

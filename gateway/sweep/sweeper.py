@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from gateway.failpoints import reached
+from gateway.ledger.causes import Causes
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
 from gateway.ledger.queries import QUERIES
@@ -66,6 +67,7 @@ class Sweeper:
         self._renew = renew
         self._on_due = on_due
         self._worker_id: UUID = uuid4()
+        self._causes = Causes()
 
     async def sweep_forever(self) -> None:
         """Sweeps and prunes, each at its own pace: a long prune delays no sweep."""
@@ -99,6 +101,7 @@ class Sweeper:
         reached("sweep.renewed")
         await self._reap()
         await self._give_turns()
+        await self._causes.keep(self._ledger)
 
     async def prune(self) -> None:
         """Forgets until there is no more to forget, and rests for as long as it works: however much

@@ -538,5 +538,5 @@ async def test_what_was_erased_says_so_and_by_whom(
     assert (event["body"], event["headers"], event["account"]) == (None, None, None)
     [other] = await find(connection, "evt_2", None)
     assert other["erased"] is None
-    listed = await list_events(connection, Filter(), (None, None, None), 10)
+    listed = (await list_events(connection, Filter(), (None, None, None), 10)).rows
     assert {row["event_id"]: row["note"] for row in listed} == {"evt_1": "erased", "evt_2": None}

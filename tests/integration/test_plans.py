@@ -182,7 +182,7 @@ class Case:
         return f"{self.query}-{self.by}" if self.by else self.query
 
 
-def listings(query: str) -> Iterator[Case]:
+def listings() -> Iterator[Case]:
     """Both listings walk their index from the newest on. Without a limit they read everything, and
     may do so as they like."""
     filters = {
@@ -200,14 +200,17 @@ def listings(query: str) -> Iterator[Case]:
             since=NOW - 9 * DAY, until=NOW - DAY,
         ),
     }  # fmt: skip
-    of_dead = query == "list_dead"
-    mark = (NOW - DAY, 2**40) if of_dead else (NOW - DAY, "stripe", "")
     for by, filter in filters.items():
-        rows = None if by in ("rare_type", "account") else 50
-        asked = filter.of_dead if of_dead else filter.of_events
-        beginning = (None,) * len(mark)
-        yield Case(query=query, arguments=(*asked, 50, *beginning), by=by, rows=rows)
-        yield Case(query=query, arguments=(*asked, 50, *mark), by=f"{by}_after", rows=rows)
+        for after, mark, dead in (
+            ("", (None,) * 3, (None,) * 2),
+            ("_after", (NOW - DAY, "stripe", ""), (NOW - DAY, 2**40)),
+        ):
+            of_dead = (*filter.of_dead, 50, *dead, None, 2_000)
+            yield Case(query="list_dead", arguments=of_dead, by=f"{by}{after}", rows=2_000)
+            asked = (filter.route, filter.type_pattern, filter.handler, None)
+            when = (filter.since, filter.until, filter.account, None)
+            walked = (*asked, *when, 50, 2_000, *mark)
+            yield Case(query="list_event_keys", arguments=walked, by=f"{by}{after}", rows=2_000)
 
 
 def reconciling() -> Iterator[Case]:
@@ -253,8 +256,8 @@ def orders() -> Iterator[Case]:
     }
     for by, filter in filters.items():
         asked = filter.of_dead
-        yield Case(query="group_dead", arguments=(*asked, NOW, 50), by=by, rows=EVENTS // 200)
-        place = (7, NOW - 20 * DAY, 0, NOW, STEP)
+        yield Case(query="group_dead", arguments=(*asked, NOW, 50, None), by=by, rows=EVENTS // 200)
+        place = (7, NOW - 20 * DAY, 0, NOW, STEP, None)
         yield Case(query="walk_dead", arguments=(*asked, *place), by=by, rows=EVENTS // 200)
     times = (NOW - 2 * DAY, None, NOW)
     for by, account in {"all": None, "account": "acct_rare"}.items():
@@ -365,8 +368,38 @@ CASES: Final = [
         rows=2 * BATCH,
     ),
     Case(query="find_erasure", arguments=("stripe", event_id(7))),
-    *listings("list_events"),
-    *listings("list_dead"),
+    *listings(),
+    Case(
+        query="list_event_keys",
+        arguments=(*(None,) * 7, "in_7", 50, 2_000, *(None,) * 3),
+        by="object",
+        rows=50,
+    ),
+    Case(
+        query="list_event_keys",
+        arguments=(*(None,) * 3, "dead", *(None,) * 4, 50, 2_000, *(None,) * 3),
+        by="status",
+        rows=2_000,
+    ),
+    Case(
+        query="read_events", arguments=(["stripe"] * 50, [event_id(n) for n in range(50)]), rows=50
+    ),
+    Case(
+        query="list_dead",
+        arguments=(*(None,) * 7, 50, None, None, 7, 50),
+        by="cause",
+        rows=50,
+    ),
+    Case(query="try_turn", arguments=(7,)),
+    Case(query="tell_causes", arguments=(BATCH,), rows=BATCH),
+    Case(query="forget_causes", rows=10),
+    Case(query="count_causes", arguments=(None, None, None, 20), rows=EVENTS // 200),
+    Case(query="history_start", arguments=("hour", DAY)),
+    Case(query="history_by_minute", arguments=(NOW - timedelta(hours=1),), rows=60),
+    Case(query="history_by_hour", arguments=(NOW - 7 * DAY,), rows=168),
+    Case(query="times_by_minute", arguments=(NOW - timedelta(hours=1), ["done"]), rows=60),
+    Case(query="times_by_hour", arguments=(NOW - 7 * DAY, ["done"]), rows=168),
+    Case(query="list_sizes", rows=100),
     Case(query="find_events", arguments=(None, event_id(7)), by="id"),
     Case(query="find_events", arguments=(["stripe"], event_id(7)), by="id_and_route"),
     Case(query="find_delivery", arguments=(7,)),
@@ -393,6 +426,7 @@ CASES: Final = [
             ["done"] * 2,
             [1, 2],
             ["{1}", "{}"],
+            90 * DAY,
         ),
         rows=10,
     ),

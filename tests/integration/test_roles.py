@@ -40,7 +40,7 @@ def statements_of(*files: str) -> set[str]:
 
 
 LOOKING: Final = {
-    *statements_of("status", "dead"),
+    *statements_of("status", "dead", "history"),
     "list_all_audit",
     *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
     *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
@@ -58,7 +58,7 @@ RUN_BY: Final = {
     | {"add_secret_uses", "keep_reload", "forget_reload"},
     WORKER: CLAIMING
     | TELLING
-    | statements_of("leases", "turns", "effects")
+    | statements_of("leases", "turns", "effects", "causes")
     | statements_of("reconciliations", "gaps")
     - {"note_refusals", "list_gaps", "list_reconciliations"}
     | statements_of("retention") - {"count_prunable", "count_expired"}

@@ -133,7 +133,9 @@ def test_octokit_signs_json_and_forms_as_we_do(content_type: str, body: bytes, d
     incoming = Incoming(headers, body)
     GITHUB.verify(incoming, keys=[OCTOKIT_SECRET], now=NOW, tolerance=None)
     envelope = GITHUB.read(incoming)
-    assert envelope == Envelope(id=DELIVERY, type="pull_request.opened", account="acme")
+    assert envelope == Envelope(
+        id=DELIVERY, type="pull_request.opened", account="acme", object_id="acme/app"
+    )
 
 
 def test_a_form_signed_over_its_payload_field_alone_is_refused() -> None:

@@ -24,6 +24,7 @@ ANY_TEXT = {
     "GATEWAY_DEV_SECRETS",
     "GATEWAY_ADMIN_TOKEN",
     "GATEWAY_METRICS_TOKEN",
+    "GATEWAY_READ_TOKEN",
 }
 
 
@@ -93,6 +94,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_DEV_SECRETS": "secrets.json",
         "GATEWAY_ADMIN_TOKEN": TOKEN,
         "GATEWAY_METRICS_TOKEN": TOKEN[::-1],
+        "GATEWAY_READ_TOKEN": TOKEN * 2,
         "GATEWAY_PUBLIC_URL": "https://hooks.example.com/in/",
         "GATEWAY_TEST_DATABASE_URL": DATABASE_URL,
     }

@@ -5,7 +5,7 @@ from typing import Any, Final
 from gateway.api.operation import Operation
 from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
-from gateway.api.operations.dead import DEAD, GROUPS
+from gateway.api.operations.dead import CAUSES, DEAD, GROUPS
 from gateway.api.operations.doctor import DOCTOR
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
 from gateway.api.operations.orders import (
@@ -36,6 +36,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     REVEAL,
     DEAD,
     GROUPS,
+    CAUSES,
     REPLAY,
     DISCARD,
     PAUSES,

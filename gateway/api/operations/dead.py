@@ -7,11 +7,12 @@ from pydantic import Field
 
 from gateway.api.filters import FilterParams
 from gateway.api.office import Office
-from gateway.api.operation import Operation
+from gateway.api.operation import Operation, Params
 from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams, PlaceTime
-from gateway.api.shapes import DeadRow, Groups
-from gateway.api.values import Text
+from gateway.api.shapes import Causes, DeadRow, Groups
+from gateway.api.values import RowId, Text
 from gateway.ledger.bulk import read_clock
+from gateway.ledger.causes import count_causes
 from gateway.operate.bulk import Count, count_dead
 from gateway.operate.inspect import list_dead
 
@@ -29,6 +30,7 @@ class DeadFilter(FilterParams):
         Text | None,
         Field(description="Only where the error has this text; * stands for anything."),
     ] = None
+    cause: Annotated[RowId | None, Field(description="Only those that died of this.")] = None
 
 
 class DeadParams(PageParams, DeadFilter):
@@ -43,10 +45,33 @@ class GroupParams(DeadFilter):
     ] = 100
 
 
+class CauseParams(Params):
+    """Whose dead letters to count, or which."""
+
+    route: Annotated[Text | None, Field(description="Only this route.")] = None
+    handler: Annotated[Text | None, Field(description="Only this handler.")] = None
+    cause: Annotated[RowId | None, Field(description="Only those that died of this.")] = None
+    limit: Annotated[
+        int, Field(ge=1, le=LONGEST_PAGE, description="How many causes at the most.")
+    ] = 100
+
+
 async def _dead(office: Office, params: DeadParams) -> Page[DeadRow]:
     mark = PLACE.read(params.after)
-    rows = await list_dead(office.ledger, params.filter, mark, params.limit + 1)
-    return PLACE.page(rows, params.limit)
+    listed = await list_dead(office.ledger, params.filter, mark, params.limit + 1)
+    return PLACE.page(listed.rows, params.limit, end=listed.end)
+
+
+async def _causes(office: Office, params: CauseParams) -> Causes:
+    as_of = await read_clock(office.ledger, None)
+    died = await count_causes(
+        office.ledger,
+        route=params.route,
+        handler=params.handler,
+        cause=params.cause,
+        limit=params.limit,
+    )
+    return {"as_of": as_of, "total": died.total, "causes": died.causes}  # type: ignore[typeddict-item]
 
 
 async def _groups(office: Office, params: GroupParams) -> Groups:
@@ -73,6 +98,15 @@ DEAD = Operation(
     params=DeadParams,
     result=Page[DeadRow],
     run=_dead,
+)
+CAUSES = Operation(
+    name="dead_causes",
+    method="GET",
+    path="/dead/causes",
+    summary="Of what dead letters died, as the sweep has told them apart: however many, at once.",
+    params=CauseParams,
+    result=Causes,
+    run=_causes,
 )
 GROUPS = Operation(
     name="dead_groups",

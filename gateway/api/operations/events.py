@@ -16,6 +16,7 @@ from gateway.api.values import Id, RowId, Text
 from gateway.errors import NotFound
 from gateway.failpoints import reached
 from gateway.ledger.deliveries import discard, replay
+from gateway.model import Status
 from gateway.operate.inspect import Row, find, list_events
 from gateway.operate.reveal import hide, reveal
 
@@ -26,6 +27,14 @@ PLACE = Cursor("received_at", "route", "event_id", values=tuple[PlaceTime, Words
 
 class EventsParams(PageParams, FilterParams):
     """Which events, and which part of their listing."""
+
+    status: Annotated[
+        Status | None, Field(description="Only where a delivery is so: dead, pending, ...")
+    ] = None
+    object: Annotated[
+        Text | None,
+        Field(description="Only about this: an id as in data.object.id, or acme/shop#42."),
+    ] = None
 
 
 class ShowParams(Params):
@@ -50,8 +59,15 @@ class OrderParams(Params):
 
 async def _events(office: Office, params: EventsParams) -> Page[EventRow]:
     mark = PLACE.read(params.after)
-    rows = await list_events(office.ledger, params.filter, mark, params.limit + 1)
-    return PLACE.page(rows, params.limit)
+    listed = await list_events(
+        office.ledger,
+        params.filter,
+        mark,
+        params.limit + 1,
+        status=params.status,
+        object_id=params.object,
+    )
+    return PLACE.page(listed.rows, params.limit, end=listed.end)
 
 
 async def _show(office: Office, params: ShowParams) -> list[EventDetail]:

@@ -80,10 +80,11 @@ select w.id, w.finished_at,
        and w.finished_at >= coalesce($4, timestamptz '-infinity')
        and coalesce(e.account = $6, $6 is null)
        and coalesce(w.error ilike $7, $7 is null)
+       and coalesce(w.cause = $13, $13::bigint is null)
        and (select true from gateway.audit a
             where a.delivery_id = w.id and a.order_id = $8 limit 1) is null as is_matching
 from (
-    select id, finished_at, route, event_id, handler, error
+    select id, finished_at, route, event_id, handler, error, cause
     from gateway.deliveries
     where status = 'dead' and (finished_at, id) > ($9, $10)
       and finished_at <= $11 and finished_at < coalesce($5, timestamptz 'infinity')
@@ -120,7 +121,8 @@ with kept as materialized (
 ), replayed as (
     update gateway.deliveries d
     set status = 'pending', attempts = 0, losses = 0, error = null, finished_at = null,
-        not_before = null, due_at = case when d.order_key is null then now() else 'infinity' end
+        not_before = null, cause = null,
+        due_at = case when d.order_key is null then now() else 'infinity' end
     where d.id = any (array (select id from held)) and d.status || '' = 'dead'
     returning d.id, d.route, d.event_id, d.handler, d.order_key
 ), noted as (
@@ -156,7 +158,7 @@ order by d.id;
 
 -- name: count_undelivered
 -- Events of some routes in a time for which a handler has no delivery, by type
--- (processed_events_received).
+-- (processed_events_newest).
 select e.route, $2::text as handler, e.type, null::text as error, count(*) as count,
        count(*) filter (where e.body is null) as without_payload,
        min(e.received_at) as first_at, max(e.received_at) as last_at, null::bigint as delivery_id
@@ -172,7 +174,7 @@ group by e.route, e.type
 order by count desc, e.route, e.type;
 
 -- name: walk_events
--- Walks on from a mark through what was received before an order began (processed_events_received),
+-- Walks on from a mark through what was received before an order began (processed_events_newest),
 -- and tells for what of it a handler has no delivery.
 select w.received_at, w.route, w.event_id, w.type,
        w.route = any ($1::text[])

@@ -6,7 +6,7 @@
 with input as materialized (
     select c.*, now() + make_interval(secs => c.delay_s) as not_before, b.body
     from json_to_recordset($1::json) as c (
-        n bigint, route text, event_id text, provider text, type text, account text,
+        n bigint, route text, event_id text, provider text, type text, account text, object_id text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
         headers jsonb, replay text, replay_of text, handlers json,
         order_keys json, spooled boolean, delay_s double precision, reconciled boolean,
@@ -14,10 +14,10 @@ with input as materialized (
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
 ), claimed as (
     insert into gateway.processed_events
-        (route, event_id, provider, type, account, livemode, occurred_at, received_at, digest,
+        (route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest,
          headers, body, replay, guard, replay_of, spooled, reconciled, verified_by, clock_s,
          key_id, unverified)
-    select route, event_id, provider, type, account, livemode, occurred_at, received_at,
+    select route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at,
            decode(digest, 'hex'), headers, body, replay,
            case when replay is not null and replay_of is null then decode(digest, 'hex') end,
            replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id,

@@ -1,30 +1,74 @@
 -- name: list_dead
--- Dead letters, newest first, from behind a mark (deliveries_dead), with filters as in list_events.
-select d.id as delivery_id, d.route, d.event_id, e.type, e.account, d.handler, d.status, d.attempts,
-       d.error, d.created_at, d.finished_at
-from gateway.deliveries d
-cross join lateral (  -- as a plain join, it may be one with all events
-    select type, account from gateway.processed_events
-    where route = d.route and event_id = d.event_id
-    limit 1
-) e
-where d.status = 'dead'
-  and coalesce(d.route = $1, true)
-  and coalesce(e.type like $2, true)
-  and coalesce(d.handler = $3, true)
-  and d.finished_at >= coalesce($4, timestamptz '-infinity')
-  and d.finished_at < coalesce($5, timestamptz 'infinity')
-  and coalesce(e.account = $6, $6 is null)
-  and ($7::text is null or d.error ilike $7)
-  and (d.finished_at, d.id) < (coalesce($9, timestamptz 'infinity'), coalesce($10::bigint, 0))
-order by d.finished_at desc, d.id desc
-limit $8;
+-- Dead letters, newest first, from behind a mark (deliveries_dead; of one cause deliveries_cause). At most
+-- so many are looked at ($12), as in list_event_keys; a last row without a type says how far that was.
+with walked as materialized (
+    (select id, route, event_id, handler, status, attempts, error, created_at, finished_at
+     from gateway.deliveries
+     where status = 'dead' and $11::bigint is null
+       and finished_at >= coalesce($4, timestamptz '-infinity')
+       and finished_at < coalesce($5, timestamptz 'infinity')
+       and (finished_at, id) < (coalesce($9, timestamptz 'infinity'), coalesce($10::bigint, 0))
+     order by finished_at desc, id desc
+     limit $12)
+    union all
+    (select id, route, event_id, handler, status, attempts, error, created_at, finished_at
+     from gateway.deliveries
+     where status = 'dead' and cause = $11
+       and finished_at >= coalesce($4, timestamptz '-infinity')
+       and finished_at < coalesce($5, timestamptz 'infinity')
+       and (finished_at, id) < (coalesce($9, timestamptz 'infinity'), coalesce($10::bigint, 0))
+     order by finished_at desc, id desc
+     limit $12)
+), matching as (
+    select w.id as delivery_id, w.route, w.event_id, e.type, e.account, w.handler, w.status, w.attempts,
+           w.error, w.created_at, w.finished_at
+    from walked w
+    cross join lateral (  -- as a plain join, it may be one with all events
+        select type, account from gateway.processed_events
+        where route = w.route and event_id = w.event_id
+        limit 1
+    ) e
+    where coalesce(w.route = $1, true)
+      and coalesce(e.type like $2, true)
+      and coalesce(w.handler = $3, true)
+      and coalesce(e.account = $6, $6 is null)
+      and ($7::text is null or w.error ilike $7)
+    order by w.finished_at desc, w.id desc
+    limit $8
+)
+select *
+from (
+    select * from matching
+    union all
+    (select id, route, event_id, null, null, handler, status, attempts, null, created_at, finished_at
+     from walked
+     where (select count(*) from walked) >= $12
+     order by finished_at, id
+     limit 1)
+) as found
+order by type is null, finished_at desc, delivery_id desc;
+
+-- name: count_causes
+-- How many died of what, the most first (deliveries_cause, by which alone they are counted).
+select d.cause, c.route, c.handler,
+       regexp_replace(coalesce(c.error, c.common), '[[:cntrl:]]+', '…', 'g') as error,
+       d.n as count, d.first_at, d.last_at,
+       (sum(d.n) over ())::bigint as total
+from (
+    select cause, count(*) as n, min(finished_at) as first_at, max(finished_at) as last_at
+    from gateway.deliveries
+    where status = 'dead'
+    group by cause
+) d
+left join gateway.causes c on c.id = d.cause
+where coalesce(c.route = $1, $1 is null) and coalesce(c.handler = $2, $2 is null)
+  and coalesce(d.cause = $3, $3 is null)
+order by d.n desc, d.last_at desc
+limit $4;
 
 -- name: group_dead
 -- Dead letters until a moment by route, handler and what their errors have in common, the most first
--- (deliveries_dead). What stands in quotes, and words with a digit (numbers, ids), differ between errors
--- of one cause; a status, as in HTTP 503, is one. Equal errors are put together first, and only where
--- there may be a status is it looked for behind each word: either takes longer than all the rest.
+-- (deliveries_dead). Equal errors are put together first: what they have in common takes long to tell.
 -- Where all of a group are equal, the error is shown as it is: the key of a KeyError is what matters.
 -- Each row tells of all groups how many letters there are, and how many have no payload.
 with letters as materialized (
@@ -45,17 +89,11 @@ with letters as materialized (
       and d.finished_at < coalesce($5, timestamptz 'infinity')
       and coalesce(e.account = $6, $6 is null)
       and coalesce(d.error ilike $7, $7 is null)
+      and coalesce(d.cause = $10, $10::bigint is null)
       and d.finished_at <= $8
     group by 1, 2, 3
 ), named as (
-    select *, regexp_replace(
-           regexp_replace(
-               error,
-               '"[^"]*(?:"|$)|`[^`]*(?:`|$)|(?<!\w)''[^'']*(?:''(?!\w)|$)|[[:cntrl:]]+|'
-               || case when error like '%HTTP %' then '(?<!HTTP |[[:alnum:]_-])' else '' end
-               || '[[:alnum:]_-]*\d[[:alnum:]_-]*',
-               '…', 'g'),
-           '…(?:\W{0,2}…)+', '…', 'g') as common
+    select *, gateway.common_error(error) as common
     from letters
 )
 select route, handler, null::text as type,

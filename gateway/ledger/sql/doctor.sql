@@ -93,7 +93,7 @@ order by finished_at, id
 limit 1;
 
 -- name: count_overdue
--- Of the oldest events (processed_events_received): those whose keys should have been forgotten this long
+-- Of the oldest events (processed_events_newest): those whose keys should have been forgotten this long
 -- ago, and which nothing keeps.
 select count(*) as n, min(e.received_at) as oldest_at
 from (

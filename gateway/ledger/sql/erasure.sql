@@ -87,7 +87,7 @@ with subject as materialized (
     update gateway.deliveries d
     set status = case when d.status in ('pending', 'dead') then 'discarded' else d.status end,
         finished_at = case when d.status in ('pending', 'dead') then now() else d.finished_at end,
-        error = null, order_key = null
+        error = null, order_key = null, cause = null
     where d.id = any (array (select id from theirs))
 ), untold as (
     update gateway.attempts set error = null, sealed = null, key_id = null
@@ -105,7 +105,7 @@ with subject as materialized (
     where delivery_id = any (array (select id from theirs)) and finished_at is null
 ), emptied as (
     update gateway.processed_events
-    set body = null, headers = null, account = null, key_id = left(key_id, 0)
+    set body = null, headers = null, account = null, object_id = null, key_id = left(key_id, 0)
     where ctid = any (array (select place from taken))  -- which are held, and stay where they are
 ), closed as (
     update gateway.gaps g set handle = ''

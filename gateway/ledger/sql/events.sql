@@ -1,9 +1,65 @@
--- name: list_events
--- Events, newest first, with the state of their deliveries (processed_events_received).
--- Filters are put so that the planner cannot guess how rare a match is: it would scan the whole table
--- for a rare one, where a walk from the newest finds what is new at once and can be bounded.
+-- name: list_event_keys
+-- The keys of the newest events that match, from behind a mark (processed_events_newest; of an account
+-- processed_events_account, about an object processed_events_object). At most so many are looked at ($10),
+-- so that what is rare costs no more than what is not; where that may not be all of them, the last row
+-- says how far the walk came.
+with walked as materialized (
+    (select received_at, route, event_id, type
+     from gateway.processed_events
+     where $7::text is null and $8::text is null
+       and received_at >= coalesce($5, timestamptz '-infinity')
+       and received_at < coalesce($6, timestamptz 'infinity')
+       and (received_at, route, event_id)
+           < (coalesce($11, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
+     order by received_at desc, route desc, event_id desc
+     limit $10)
+    union all
+    (select received_at, route, event_id, type
+     from gateway.processed_events
+     where account = $7 and coalesce(object_id = $8, $8 is null)
+       and received_at >= coalesce($5, timestamptz '-infinity')
+       and received_at < coalesce($6, timestamptz 'infinity')
+       and (received_at, route, event_id)
+           < (coalesce($11, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
+     order by received_at desc, route desc, event_id desc
+     limit $10)
+    union all
+    (select received_at, route, event_id, type
+     from gateway.processed_events
+     where object_id = $8 and $7::text is null
+       and received_at >= coalesce($5, timestamptz '-infinity')
+       and received_at < coalesce($6, timestamptz 'infinity')
+       and (received_at, route, event_id)
+           < (coalesce($11, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
+     order by received_at desc, route desc, event_id desc
+     limit $10)
+), matching as (
+    select received_at, route, event_id
+    from walked w
+    where coalesce(w.route = $1, true)
+      and coalesce(w.type like $2, true)
+      and ($3::text is null or (  -- not as exists, which may become a join with all deliveries
+            select true from gateway.deliveries d
+            where d.route = w.route and d.event_id = w.event_id and d.handler = $3))
+      and ($4::text is null or (
+            select true from gateway.deliveries d
+            where d.route = w.route and d.event_id = w.event_id and d.status = $4
+            limit 1))
+    order by received_at desc, route desc, event_id desc
+    limit $9
+)
+select *, true as is_match from matching
+union all
+(select received_at, route, event_id, false
+ from walked
+ where (select count(*) from walked) >= $10
+ order by received_at, route, event_id
+ limit 1);
+
+-- name: read_events
+-- Events with the state of their deliveries (primary keys).
 select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
-       e.replay_of, e.spooled, e.reconciled, e.unverified, e.body is not null as payload_kept,
+       e.object_id, e.replay_of, e.spooled, e.reconciled, e.unverified, e.body is not null as payload_kept,
        e.body is null and exists (
            select from gateway.audit a
            where a.action = 'erase' and a.route = e.route and a.event_id = e.event_id) as is_erased,
@@ -12,18 +68,11 @@ select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occu
            from (select status, count(*) as n from gateway.deliveries d
                  where d.route = e.route and d.event_id = e.event_id group by status) s
        ), '{}') as deliveries
-from gateway.processed_events e
-where coalesce(e.route = $1, true)
-  and coalesce(e.type like $2, true)
-  and ($3::text is null or (
-        select true from gateway.deliveries d
-        where d.route = e.route and d.event_id = e.event_id and d.handler = $3))
-  and e.received_at >= coalesce($4, timestamptz '-infinity')
-  and e.received_at < coalesce($5, timestamptz 'infinity')
-  and coalesce(e.account = $6, $6 is null)
-  and (e.received_at, e.route, e.event_id) < (coalesce($8, timestamptz 'infinity'), coalesce($9, ''), coalesce($10, ''))
-order by e.received_at desc, e.route desc, e.event_id desc
-limit $7;
+from unnest($1::text[], $2::text[]) as k (route, event_id)
+cross join lateral (  -- as a plain join, it may be one with all events
+    select * from gateway.processed_events where route = k.route and event_id = k.event_id limit 1
+) e
+order by e.received_at desc, e.route desc, e.event_id desc;
 
 -- name: find_events
 -- Events with this id, on any route or on one (primary key, one probe per route that has events).
@@ -36,7 +85,7 @@ with recursive routes as (
         select route from gateway.processed_events where route > r.route order by route limit 1
     ) next
 )
-select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at,
+select e.route, e.event_id, e.provider, e.type, e.account, e.object_id, e.livemode, e.occurred_at, e.received_at,
        encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of, e.spooled,
        e.reconciled, e.verified_by, e.clock_s, e.key_id, e.unverified
 from routes r

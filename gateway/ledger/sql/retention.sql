@@ -58,7 +58,7 @@ from set_config('synchronous_commit', 'off', true) as commits,
      set_config('jit', 'off', true) as compiled;
 
 -- name: hold_events
--- Walks on from a mark to a given age, oldest first (processed_events_received), and holds those old
+-- Walks on from a mark to a given age, oldest first (processed_events_newest), and holds those old
 -- enough to lose something: against a replay, which takes a share of its event first.
 with walked as materialized (
     select ctid, received_at, route, event_id, body is not null as has_body

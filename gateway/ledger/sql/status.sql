@@ -87,3 +87,12 @@ select current_setting('server_version') as version,
        (select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
         from pg_class c join pg_namespace n on n.oid = c.relnamespace
         where n.nspname = 'gateway' and c.relkind = 'r') as size_bytes;
+
+-- name: list_sizes
+-- What each table of the ledger takes, with its indexes, and about how many rows it has.
+select c.relname as name, pg_total_relation_size(c.oid)::bigint as bytes,
+       greatest(c.reltuples, 0)::bigint as about_rows
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = 'gateway' and c.relkind = 'r'
+order by bytes desc, name;

@@ -11,6 +11,27 @@ with counted as materialized (
     select route, handler, outcome, n, now() - $1::interval from counted
     on conflict (route, handler, outcome) do update
     set n = t.n + excluded.n, last_at = greatest(t.last_at, excluded.last_at)
+), by_hour as (
+    insert into gateway.tally_hours as t (hour, route, handler, outcome, n, times)
+    select date_trunc('hour', now() - $1::interval, 'UTC'), route, handler, outcome, n, times
+    from counted
+    on conflict (hour, route, handler, outcome) do update
+    set n = t.n + excluded.n,
+        times = array (
+            select coalesce(a, 0) + coalesce(b, 0)
+            from unnest(t.times, excluded.times) with ordinality as u (a, b, place)
+            order by place
+        )
+), forgotten_hours as (
+    delete from gateway.tally_hours
+    where ctid = any (array (
+        select ctid
+        from gateway.tally_hours
+        where hour < now() - $8::interval
+        order by hour
+        limit 1000
+        for update skip locked
+    ))
 ), forgotten as (
     delete from gateway.tallies
     where ctid = any (array (

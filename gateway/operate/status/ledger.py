@@ -29,8 +29,8 @@ from gateway.routes import Route
 from gateway.settings import Settings
 from gateway.sweep.sweeper import MISSED_ROUNDS
 
-MOST_COUNTED: Final = 50_001
-"""Of each handler and state: enough to know that there are more than fifty thousand."""
+MOST_COUNTED: Final = 10_001
+"""Of each handler and state: enough to know that there are more than ten thousand."""
 
 NEWEST_ORDERS: Final = 50
 MOST_CAUSES: Final = 50

@@ -1,0 +1,1 @@
+"""The dashboard: pages over the same operations that the commands and the Admin API have."""

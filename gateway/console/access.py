@@ -1,0 +1,162 @@
+"""Who may look, and who may order: tokens, sessions, and how fast tokens can be tried."""
+
+import hashlib
+import hmac
+import secrets
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import orjson
+
+from gateway.secrets import Secret
+
+SESSION_S: Final = 12 * 3600
+"""A shift. Whoever comes back later shows the token again."""
+
+LONGEST_NAME: Final = 60
+LONGEST_COOKIE: Final = 1024
+NONCE_BYTES: Final = 12
+PURPOSE: Final = b"gateway console session 1"
+
+
+class Role(StrEnum):
+    """What a session may do."""
+
+    ADMIN = "admin"
+    READER = "reader"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Whoever looks at the console."""
+
+    name: str
+    role: Role
+
+    @property
+    def may_order(self) -> bool:
+        return self.role is Role.ADMIN
+
+    @property
+    def actor(self) -> str:
+        """For the audit log."""
+        return f"{self.name} (console)" if self.name else "console"
+
+
+class Access:
+    """Knows tokens and sessions. A session holds for every process that has the same tokens, and
+    ends where one of them is changed."""
+
+    def __init__(
+        self,
+        *,
+        admin: Secret | None,
+        reader: Secret | None,
+        is_open: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tokens = {
+            role: token
+            for role, token in ((Role.ADMIN, admin), (Role.READER, reader))
+            if token is not None
+        }
+        self.is_open = is_open and not self._tokens
+        """Whether nobody is asked: on the loopback of a `gateway up` that has no token."""
+        self._key = _session_key(self._tokens.values())
+        self._clock = clock
+
+    @property
+    def is_off(self) -> bool:
+        return not self._tokens and not self.is_open
+
+    def enter(self, token: str, name: str) -> str | None:
+        """A session for whoever shows a token; None for everyone else."""
+        given = token.encode("utf-8", "replace")
+        role: Role | None = None
+        for known, secret in self._tokens.items():  # all of them, in constant time each
+            if hmac.compare_digest(_hashed(given), _hashed(secret.reveal())):
+                role = role or known
+        if role is None:
+            return None
+        shown = "".join(filter(str.isprintable, name)).strip()[:LONGEST_NAME]
+        content = [role, shown, int(self._clock()) + SESSION_S, secrets.token_hex(NONCE_BYTES)]
+        body = urlsafe_b64encode(orjson.dumps(content)).decode()
+        return f"{body}.{self._sign(body)}"
+
+    def recognise(self, session: str | None) -> Visitor | None:
+        """Who holds this session, if it is one of ours and has not run out."""
+        if self.is_open:
+            return Visitor(name="", role=Role.ADMIN)
+        if session is None or len(session) > LONGEST_COOKIE or not session.isascii():
+            return None
+        body, _, signature = session.partition(".")
+        if not hmac.compare_digest(self._sign(body), signature):
+            return None
+        role, name, until, _ = orjson.loads(urlsafe_b64decode(body))
+        if until < self._clock() or role not in self._tokens:
+            return None
+        return Visitor(name=name, role=Role(role))
+
+    def _sign(self, body: str) -> str:
+        return hmac.digest(self._key, body.encode(), "sha256").hex()
+
+
+def _session_key(tokens: Iterable[Secret]) -> bytes:
+    """From all tokens: nothing else need be kept or shared."""
+    key = hashlib.sha256(PURPOSE)
+    for token in tokens:
+        key.update(_hashed(token.reveal()))
+    return key.digest()
+
+
+def _hashed(value: bytes) -> bytes:
+    """Of one length, whatever the value's: a comparison then tells nothing of that either."""
+    return hashlib.sha256(value).digest()
+
+
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 60.0
+FREE_TRIES: Final = 3
+MOST_ADDRESSES: Final = 1000
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int = 0
+    until: float = 0.0
+
+
+class Patience:
+    """After a few wrong tokens an address waits, twice as long each time.
+
+    The addresses are bounded: whoever has more of them than are remembered has not gained much
+    against a token that nobody guesses.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, _Failures] = OrderedDict()
+
+    def wait_s(self, address: str) -> float:
+        """How long this address still has to wait."""
+        failures = self._failures.get(address)
+        return 0.0 if failures is None else max(0.0, failures.until - self._clock())
+
+    def failed(self, address: str) -> None:
+        failures = self._failures.pop(address, None) or _Failures()
+        failures.count += 1
+        tries = failures.count - FREE_TRIES
+        if tries >= 0:
+            wait_s = min(FIRST_WAIT_S * 2**tries, LONGEST_WAIT_S)
+            failures.until = self._clock() + wait_s
+        self._failures[address] = failures
+        while len(self._failures) > MOST_ADDRESSES:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, address: str) -> None:
+        self._failures.pop(address, None)

@@ -1,0 +1,55 @@
+"""The pages of the console, and the orders that their forms give."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from starlette.responses import Response
+
+from gateway.console.pages.dead import order_all, order_ticked, show_all, show_dead
+from gateway.console.pages.events import (
+    discard_delivery,
+    replay_delivery,
+    reveal_event,
+    save_event,
+    show_event,
+    show_events,
+)
+from gateway.console.pages.handlers import pause_handler, resume_handler, show_handlers
+from gateway.console.pages.orders import resume_order, show_order, show_orders, stop_order
+from gateway.console.pages.overview import show_overview
+from gateway.console.pages.reconcile import run_reconcile, show_reconcile, show_reconciliation
+from gateway.console.pages.routes import send_test, show_routes
+from gateway.console.pages.system import show_doctor, show_system
+from gateway.console.visit import Visit
+
+Page = Callable[[Visit], Awaitable[Response]]
+
+PAGES: Final[Mapping[str, Page]] = {
+    "/": show_overview,
+    "/events": show_events,
+    "/event": show_event,
+    "/event/fixture.json": save_event,
+    "/dead": show_dead,
+    "/dead/all": show_all,
+    "/orders": show_orders,
+    "/orders/{order_id}": show_order,
+    "/handlers": show_handlers,
+    "/routes": show_routes,
+    "/reconcile": show_reconcile,
+    "/reconcile/{id}": show_reconciliation,
+    "/system": show_system,
+    "/system/doctor": show_doctor,
+}
+ORDERS: Final[Mapping[str, Page]] = {
+    "/event/reveal": reveal_event,
+    "/routes/{route}/test": send_test,
+    "/deliveries/{delivery_id}/replay": replay_delivery,
+    "/deliveries/{delivery_id}/discard": discard_delivery,
+    "/dead/ticked": order_ticked,
+    "/dead/all": order_all,
+    "/orders/{order_id}/stop": stop_order,
+    "/orders/{order_id}/resume": resume_order,
+    "/handlers/pause": pause_handler,
+    "/handlers/resume": resume_handler,
+    "/reconcile": run_reconcile,
+}

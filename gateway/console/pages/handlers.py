@@ -1,0 +1,46 @@
+"""Handlers: what they do, how they fare, and whether they may run."""
+
+from starlette.responses import Response
+
+from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
+from gateway.api.operations.status import STATUS
+from gateway.console.visit import PREFIX, Visit, back_to
+from gateway.notation.quantities import format_count
+
+
+async def show_handlers(visit: Visit) -> Response:
+    """All that the project has, and those of which only the ledger still knows."""
+    status = await visit.ask(STATUS)
+    known = {(state["route"], state["handler"]): state for state in status["handlers"]}
+    subscribed = {s.key: s for s in visit.office.project.registry.subscriptions}
+    pauses = await visit.ask(PAUSES)
+    return visit.page(
+        "handlers.html",
+        title="Handlers",
+        now=status["at"],
+        places=sorted(known.keys() | subscribed.keys()),
+        known=known,
+        subscribed=subscribed,
+        pauses={(pause["route"], pause["handler"]): pause for pause in pauses},
+        routes=visit.office.project.config.routes,
+    )
+
+
+async def pause_handler(visit: Visit) -> Response:
+    """One handler, or all of a route."""
+    form = dict(await visit.form())
+    given = {name: form.get(name) for name in ("route", "handler", "reason")}
+    paused = await visit.ask(PAUSE, **given)
+    still = format_count(paused["running"], "run ends", "runs end")
+    notice = f"{form.get('handler') or form.get('route')} is paused; {still} by itself."
+    return back_to(f"{PREFIX}/handlers", notice)
+
+
+async def resume_handler(visit: Visit) -> Response:
+    """The end of a pause."""
+    form = dict(await visit.form())
+    given = {name: form.get(name) for name in ("route", "handler")}
+    resumed = await visit.ask(RESUME, **given)
+    waiting = format_count(resumed["waiting"], "delivery waits", "deliveries wait")
+    notice = f"{form.get('handler') or form.get('route')} runs again; {waiting}."
+    return back_to(f"{PREFIX}/handlers", notice)

@@ -1,0 +1,45 @@
+"""Reconcile: what providers say they sent, and what never came."""
+
+from typing import Final
+
+from starlette.responses import Response
+
+from gateway.api.operations.reconcile import RECONCILE, RECONCILIATION, RECONCILIATIONS
+from gateway.console.visit import PREFIX, Visit, back_to
+from gateway.reconcile.clients import askable_routes
+
+PER_PAGE: Final = 50
+
+
+async def show_reconcile(visit: Visit) -> Response:
+    """The last runs, and a form to run it now."""
+    query = visit.query
+    page = await visit.ask(
+        RECONCILIATIONS, route=query.get("route"), after=query.get("after"), limit=PER_PAGE
+    )
+    return visit.page(
+        "reconcile.html",
+        title="Reconcile",
+        rows=page["items"],
+        next=page["next"],
+        askable=askable_routes(visit.office.project.config),
+    )
+
+
+async def show_reconciliation(visit: Visit) -> Response:
+    """One run with what it could not recover."""
+    run = await visit.ask(RECONCILIATION, id=visit.path("id"))
+    return visit.page("reconciliation.html", title=f"Reconcile {run['route']}", run=run)
+
+
+async def run_reconcile(visit: Visit) -> Response:
+    """Begins a run, which goes on after the answer."""
+    form = dict(await visit.form())
+    run = await visit.ask(
+        RECONCILE,
+        route=form.get("route"),
+        since=form.get("since"),
+        dry_run="dry_run" in form or None,
+        resume="resume" in form or None,
+    )
+    return back_to(f"{PREFIX}/reconcile/{run['id']}")

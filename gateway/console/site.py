@@ -1,0 +1,232 @@
+"""The console as a whole: who is let in, what every answer says, which page answers what."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import structlog
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route, Router, request_response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.api.office import Office
+from gateway.console.access import Access, Visitor
+from gateway.console.entrance import SESSION, Entrance
+from gateway.console.pages import ORDERS, PAGES
+from gateway.console.visit import PREFIX, Visit, back_to, safe_place
+from gateway.errors import (
+    BadRequest,
+    CommandFailed,
+    ConfigInvalid,
+    GatewayError,
+    NotFound,
+    SchemaMismatch,
+    StorageUnavailable,
+    TransitionRefused,
+)
+from gateway.ledger.connection import TROUBLE, describe
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "style-src 'self'",
+        "script-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Nothing from elsewhere, nothing inline: a payload that got into a page could still do nothing."""
+
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+STATIC: Final = {
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+READING: Final = frozenset({"GET", "HEAD"})
+UNAVAILABLE: Final = 503
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+log = structlog.get_logger("gateway.console")
+
+Page = Callable[[Visit], Awaitable[Response]]
+
+
+class Site:
+    """Answers everything under /console."""
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        open_office: Callable[[str], Office],
+        is_secure: bool,
+        shared: Mapping[str, Any],
+    ) -> None:
+        self._access = access
+        self._entrance = Entrance(access, is_secure=is_secure)
+        self._open_office = open_office
+        self._shared = shared
+        self._static = {name: _static(name, kind) for name, kind in STATIC.items()}
+        self._inside = Router(
+            [
+                *(Route(path, self._shows(page), methods=["GET"]) for path, page in PAGES.items()),
+                *(Route(path, self._does(o), methods=["POST"]) for path, o in ORDERS.items()),
+            ],
+            default=request_response(self._shows(_unknown)),
+            redirect_slashes=False,
+        )
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """None where there is no token, and no loopback to trust."""
+        if self._access.is_off:
+            return []
+        return [Route(PREFIX, _to_front), Mount(PREFIX, self)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        with suppress(ClientDisconnect):
+            await self._choose(Request(scope, receive))(scope, receive, send_guarded)
+
+    def _choose(self, request: Request) -> ASGIApp:
+        path = request.url.path.removeprefix(PREFIX)
+        if path.startswith("/static/"):
+            return self._static.get(path.removeprefix("/static/"), NOT_FOUND)
+        if self._access.is_open and not _is_local(request):
+            return NOT_LOCAL
+        if request.method not in READING and not is_own(request):
+            return FROM_ELSEWHERE
+        if path in ("/login", "/logout"):
+            return self._entrance
+        visitor = self._access.recognise(request.cookies.get(SESSION))
+        if visitor is None:
+            return _to_login(request)
+        request.scope["visitor"] = visitor
+        return self._inside
+
+    def _shows(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            visit = self._visit(request)
+            try:
+                return await page(visit)
+            except (GatewayError, *TROUBLE) as error:
+                return _trouble(visit, error)
+
+        return answer
+
+    def _does(self, order: Page) -> Callable[[Request], Awaitable[Response]]:
+        """An order is refused as a notice on the page that it was given on."""
+
+        async def answer(request: Request) -> Response:
+            visit = self._visit(request)
+            if not visit.visitor.may_order:
+                return back_to(_referring(request), "Not done: this session may only look.")
+            try:
+                return await order(visit)
+            except (CommandFailed, TransitionRefused, ConfigInvalid) as refused:
+                return back_to(_referring(request), f"Not done: {refused}")
+            except (GatewayError, *TROUBLE) as error:
+                return _trouble(visit, error)
+
+        return answer
+
+    def _visit(self, request: Request) -> Visit:
+        visitor: Visitor = request.scope["visitor"]
+        office = self._open_office(visitor.actor)
+        return Visit(request=request, visitor=visitor, office=office, shared=self._shared)
+
+
+def _static(name: str, kind: str) -> Response:
+    content = files("gateway.console").joinpath("static", name).read_bytes()
+    return Response(content, headers={"content-type": kind, "cache-control": "max-age=3600"})
+
+
+async def _to_front(_: Request) -> Response:
+    return RedirectResponse(f"{PREFIX}/", status_code=307)
+
+
+async def _unknown(visit: Visit) -> Response:
+    raise NotFound("there is no such page")
+
+
+def _to_login(request: Request) -> Response:
+    """With where to go on from there: only after a look, an order is not repeated."""
+    place = request.url.path
+    if request.url.query:
+        place += f"?{request.url.query}"
+    after = f"?next={quote(place)}" if request.method in READING else ""
+    return RedirectResponse(f"{PREFIX}/login{after}", status_code=303)
+
+
+def is_own(request: Request) -> bool:
+    """Whether an order comes from one of our own pages. Browsers say so, each in its way; what
+    says nothing is no browser, and has the Admin API."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = request.headers.get("origin", "")
+    return origin.partition("://")[2] == request.headers.get("host", "") != ""
+
+
+def _is_local(request: Request) -> bool:
+    """By the name that was asked for: a page elsewhere can have its own name lead to us."""
+    try:
+        name = urlsplit(f"//{request.headers.get('host', '')}").hostname
+    except ValueError:
+        return False
+    return name in LOOPBACK
+
+
+def _referring(request: Request) -> str:
+    """The page on which an order was given: the form's URL says so, since we send no referrer."""
+    return safe_place(request.query_params.get("from"))
+
+
+def _trouble(visit: Visit, error: Exception) -> Response:
+    match error:
+        case NotFound():
+            status, said = 404, str(error)
+        case BadRequest():
+            status, said = 400, str(error)
+        case CommandFailed() | TransitionRefused() | ConfigInvalid():
+            status, said = 409, str(error)
+        case StorageUnavailable() | SchemaMismatch():
+            status, said = 503, str(error)
+        case _:
+            status, said = 503, "Postgres does not answer"
+    if status == UNAVAILABLE:
+        log.warning("ledger_unreachable", path=visit.request.url.path, error=describe(error))
+    return visit.page("trouble.html", code=status, title="Trouble", said=said)
+
+
+NOT_FOUND: Final = Response("there is no such file", 404, media_type="text/plain")
+NOT_LOCAL: Final = Response(
+    "without GATEWAY_ADMIN_TOKEN the console is only for this machine: open it as localhost",
+    403,
+    media_type="text/plain",
+)
+FROM_ELSEWHERE: Final = Response(
+    "this order did not come from a page of the console", 403, media_type="text/plain"
+)

@@ -1,0 +1,33 @@
+-- name: history_start
+-- Where a span begins that ends with this minute or hour: at the beginning of one, in UTC.
+select date_trunc($1, now(), 'UTC') - $2::interval;
+
+-- name: history_by_minute
+-- What happened in each minute since a moment, of all routes and of all handlers (primary key).
+select minute as at, handler = '' as is_request, outcome, sum(n)::bigint as n
+from gateway.tallies
+where minute >= $1 and minute <= now()
+group by minute, handler = '', outcome;
+
+-- name: history_by_hour
+-- The same by the hour.
+select hour as at, handler = '' as is_request, outcome, sum(n)::bigint as n
+from gateway.tally_hours
+where hour >= $1 and hour <= now()
+group by hour, handler = '', outcome;
+
+-- name: times_by_minute
+-- How many requests, and how many runs, took how long since a moment (primary key).
+select handler = '' as is_request, place - 1 as bucket, sum(took)::bigint as n
+from gateway.tallies
+cross join unnest(times) with ordinality as t (took, place)
+where minute >= $1 and minute <= now() and outcome = any ($2::text[]) and took > 0
+group by handler = '', place;
+
+-- name: times_by_hour
+-- The same by the hour.
+select handler = '' as is_request, place - 1 as bucket, sum(took)::bigint as n
+from gateway.tally_hours
+cross join unnest(times) with ordinality as t (took, place)
+where hour >= $1 and hour <= now() and outcome = any ($2::text[]) and took > 0
+group by handler = '', place;

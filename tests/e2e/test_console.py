@@ -1,0 +1,418 @@
+"""The console in a real Chromium, over a real `serve` and worker."""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import asyncpg
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.support.browser import Watched, check_accessible, open_browser
+from tests.support.bulk import add_dead, add_events
+from tests.support.ledger import Reader
+from tests.support.processes import Project, Serving, stripe_request
+
+ADMIN = "admin-token-of-the-console-suite"
+READER = "reader-token-of-the-console-suite"
+PAGES = ("", "events", "dead", "orders", "handlers", "routes", "reconcile", "system")
+HOSTILE = '<script>document.title="owned"</script><img src=x onerror=alert(1)>\u202egnp.exe\u2066'
+
+
+@pytest.fixture(scope="module")
+def console(module_project: Project) -> Iterator[Serving]:
+    """A `serve` with both tokens, and a worker beside it."""
+    tokens = {"GATEWAY_ADMIN_TOKEN": ADMIN, "GATEWAY_READ_TOKEN": READER}
+    with module_project.serve(**tokens) as serving, module_project.process("worker"):
+        wait_for(serving.ready())
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def browser(console: Serving) -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+T = TypeVar("T")
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """In a thread of its own: playwright's loop runs in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+class Ledger:
+    """The ledger of the project, for tests that do not wait themselves."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def do(self, work: Callable[[Reader], Awaitable[T]]) -> T:
+        async def go() -> T:
+            connection = await asyncpg.connect(self._url)
+            try:
+                return await work(Reader(connection))
+            finally:
+                await connection.close()
+
+        return wait_for(go())
+
+    def add_dead(self, n: int, prefix: str, *, error: str, handler: str = "handlers.count") -> None:
+        async def add(reader: Reader) -> None:
+            await add_events(reader, n, prefix=prefix)
+            await add_dead(reader, n, handler, error=error, prefix=prefix)
+
+        self.do(add)
+
+    def value(self, query: str, *args: object) -> Any:
+        return self.do(lambda reader: reader.value(query, *args))
+
+
+@pytest.fixture
+def ledger(module_project: Project) -> Ledger:
+    return Ledger(module_project.environ["GATEWAY_DATABASE_URL"])
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    opened = browser.new_context()
+    yield opened
+    opened.close()
+
+
+def log_in(page: Page, console: Serving, token: str = ADMIN, *, name: str = "Ada") -> None:
+    page.goto(f"{console.url}/console/login")
+    page.get_by_label("Token").fill(token)
+    page.get_by_label("Your name").fill(name)
+    page.get_by_role("button", name="Log in").click()
+
+
+@pytest.fixture
+def page(context: BrowserContext, console: Serving) -> Page:
+    """Logged in as one who may order."""
+    opened = context.new_page()
+    log_in(opened, console)
+    return opened
+
+
+def send(console: Serving, event_id: str, *, extra: str = "") -> None:
+    answer = wait_for(console.post(*stripe_request(event_id, extra=extra)))
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_stranger_gets_the_login_and_nothing_else(console: Serving) -> None:
+    with httpx.Client(base_url=console.url) as stranger:
+        for path in (*PAGES, "event?id=evt_1", "orders/1", "nowhere"):
+            answer = stranger.get(f"/console/{path}")
+            assert answer.status_code == 303, path
+            assert answer.headers["location"].startswith("/console/login")
+            assert answer.text == ""
+        for path in ("deliveries/1/replay", "dead/all", "handlers/pause", "orders/1/stop"):
+            headers = {"sec-fetch-site": "same-origin"}
+            answer = stranger.post(f"/console/{path}", headers=headers)
+            assert answer.status_code == 303, path
+            assert answer.headers["location"] == "/console/login"
+
+
+def test_a_wrong_token_is_refused_and_then_slowed_down(page: Page, console: Serving) -> None:
+    fresh = page.context.browser
+    assert fresh is not None
+    stranger = fresh.new_context().new_page()
+    log_in(stranger, console, "not-the-token-at-all-no")
+    expect(stranger.get_by_role("alert")).to_have_text("This is not the token.")
+    for _ in range(3):
+        log_in(stranger, console, "not-the-token-at-all-no")
+    expect(stranger.get_by_role("alert")).to_contain_text("Too many wrong tokens: wait")
+    stranger.goto(f"{console.url}/console/")
+    expect(stranger).to_have_url(re.compile("/console/login"))
+
+
+def test_after_the_login_one_is_where_one_wanted_to_be(
+    context: BrowserContext, console: Serving
+) -> None:
+    page = context.new_page()
+    page.goto(f"{console.url}/console/events?type=invoice.*")
+    page.get_by_label("Token").fill(ADMIN)
+    page.get_by_role("button", name="Log in").click()
+    expect(page).to_have_url(f"{console.url}/console/events?type=invoice.*")
+    page.get_by_role("button", name="Log out").click()
+    page.goto(f"{console.url}/console/events")
+    expect(page).to_have_url(re.compile("/console/login"))
+
+
+def test_the_session_is_out_of_reach_of_scripts_and_other_sites(
+    page: Page, console: Serving
+) -> None:
+    [cookie] = [c for c in page.context.cookies() if c["name"] == "gateway_session"]
+    assert cookie["httpOnly"]
+    assert cookie["sameSite"] == "Lax"
+    assert cookie["path"] == "/console"
+    assert ADMIN not in cookie["value"]
+
+
+def test_an_order_from_another_site_is_refused(page: Page, console: Serving) -> None:
+    cookies = {c["name"]: c["value"] for c in page.context.cookies()}
+    with httpx.Client(base_url=console.url, cookies=cookies) as client:
+        for headers in (
+            {},
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"sec-fetch-site": "none"},
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+        ):
+            answer = client.post("/console/handlers/pause", headers=headers, data={"route": "x"})
+            assert answer.status_code == 403, headers
+
+
+def test_a_session_that_was_tampered_with_is_none(page: Page, console: Serving) -> None:
+    [session] = [c["value"] for c in page.context.cookies() if c["name"] == "gateway_session"]
+    body, _, signature = session.partition(".")
+    for forged in (
+        f"{body}.{'0' * 64}",
+        f"{body[:-4]}AAAA.{signature}",
+        f".{signature}",
+        body,
+        "é",
+        "." * 5000,
+    ):
+        cookie = f"gateway_session={forged}".encode()
+        answer = httpx.get(f"{console.url}/console/", headers={b"cookie": cookie})
+        assert answer.status_code == 303, forged
+
+
+def test_a_reader_sees_everything_and_orders_nothing(
+    context: BrowserContext, console: Serving, ledger: Ledger
+) -> None:
+    ledger.add_dead(1, "evt_reader_", error="Boom: reader")
+    page = context.new_page()
+    log_in(page, console, READER)
+    expect(page.get_by_text("read only")).to_be_visible()
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_reader_1")
+    expect(page.get_by_role("heading", name="handlers.count")).to_be_visible()
+    expect(page.get_by_text("Replay or discard")).to_have_count(0)
+    id = ledger.value("select id from gateway.deliveries where event_id = 'evt_reader_1'")
+    cookies = {c["name"]: c["value"] for c in page.context.cookies()}
+    own = {"sec-fetch-site": "same-origin"}
+    path = f"{console.url}/console/deliveries/{id}/replay"
+    answer = httpx.post(path, cookies=cookies, headers=own)
+    assert answer.status_code == 303
+    status = ledger.value("select status from gateway.deliveries where id = $1", id)
+    assert status == "dead"
+
+
+def test_an_event_shows_how_it_was_verified_and_what_was_done(page: Page, console: Serving) -> None:
+    send(console, "evt_shown")
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_shown")
+    expect(page.get_by_text("env:STRIPE_WEBHOOK_SECRET")).to_be_visible()
+    expect(page.locator(".delivery .chip")).to_have_text("done", timeout=20_000)
+    expect(page.locator(".tree")).to_contain_text('"evt_shown"')
+    page.get_by_label("Event, delivery or object id").fill("evt_shown")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"/console/event\?route=stripe&id=evt_shown"))
+
+
+def test_a_dead_letter_is_replayed_with_a_reason_and_the_name_of_who_did_it(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
+    ledger.add_dead(1, "evt_again_", error="Boom: again", handler="handlers.effects.count")
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_again_1")
+    page.get_by_text("Replay or discard").click()
+    page.get_by_label("Reason").fill("the bank is back")
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text("runs again")
+    expect(page.locator(".delivery header .chip")).to_have_text("done", timeout=20_000)
+    expect(page.locator(".timeline .audit")).to_contain_text(
+        "replay by Ada (console): the bank is back"
+    )
+
+
+def test_a_thousand_dead_letters_are_replayed_at_once_and_the_bar_survives_a_reload(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
+    ledger.add_dead(1000, "evt_bulk_", error="Boom: bulk", handler="handlers.effects.count")
+    page.goto(f"{console.url}/console/dead?error=Boom: bulk")
+    page.get_by_role("link", name="Replay all that match…").click()
+    expect(page.get_by_role("heading", name="Replay 1,000 dead letters?")).to_be_visible()
+    page.get_by_label("At most so many a second").fill("400")
+    page.get_by_role("button", name="Replay 1,000").click()
+    expect(page).to_have_url(re.compile(r"/console/orders/\d+"))
+    expect(page.locator("progress")).to_be_visible()
+    page.reload()
+    expect(page.locator("progress")).to_be_visible()
+    expect(page.get_by_text("done", exact=True)).to_be_visible(timeout=60_000)
+    expect(page.locator("main")).to_contain_text("1,000 of 1,000")
+    left = ledger.value(
+        "select count(*) from gateway.deliveries where event_id like 'evt\\_bulk\\_%'"
+        " and status = 'dead'"
+    )
+    assert left == 0
+
+
+def test_an_order_is_stopped_and_gone_on_with(page: Page, console: Serving, ledger: Ledger) -> None:
+    ledger.add_dead(500, "evt_stop_", error="Boom: stop")
+    page.goto(f"{console.url}/console/dead/all?action=discard&error=Boom: stop")
+    page.get_by_label("At most so many a second").fill("20")
+    page.get_by_role("button", name="Discard 500").click()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("stopped", exact=True)).to_be_visible(timeout=20_000)
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_text("running", exact=True)).to_be_visible(timeout=20_000)
+    page.get_by_role("button", name="Stop").click()
+
+
+def test_ticked_rows_are_discarded_and_the_others_are_not(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
+    ledger.add_dead(3, "evt_tick_", error="Boom: ticked")
+    page.goto(f"{console.url}/console/dead?error=Boom: ticked")
+    boxes = page.locator("input[name=delivery]")
+    boxes.nth(0).check()
+    boxes.nth(2).check()
+    page.get_by_role("button", name="Discard ticked").click()
+    expect(page.get_by_role("status")).to_contain_text("2 of 2 discarded.")
+    expect(page.locator("tr[data-row]")).to_have_count(1)
+
+
+def test_a_handler_is_paused_with_a_reason_and_resumed(page: Page, console: Serving) -> None:
+    page.goto(f"{console.url}/console/handlers")
+    handler = page.locator("article.handler", has_text="handlers.effects.slow").filter(
+        has_text="on stripe"
+    )
+    handler.get_by_text("Pause", exact=True).first.click()
+    handler.get_by_label("Reason").fill("the bank is down")
+    handler.get_by_role("button", name="Pause").click()
+    expect(handler).to_contain_text("Paused by Ada (console)")
+    expect(handler).to_contain_text("the bank is down")
+    handler.get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("status")).to_contain_text("runs again")
+    expect(handler).not_to_contain_text("Paused by")
+
+
+def test_a_hostile_payload_is_shown_as_text(page: Page, console: Serving, ledger: Ledger) -> None:
+    watched = Watched(page, console.url)
+    send(console, "evt_hostile", extra=HOSTILE)
+    ledger.value(
+        "insert into gateway.deliveries (route, event_id, handler, status, finished_at, error)"
+        " values ('stripe', 'evt_hostile', 'handlers.gone', 'dead', now(), $1) returning id",
+        f"ValueError: {HOSTILE}",
+    )
+    for path in ("event?route=stripe&id=evt_hostile", "dead", "events", "", "handlers"):
+        page.goto(f"{console.url}/console/{path}")
+        assert "owned" not in page.title()
+        assert page.locator("main script, main img").count() == 0
+        shown = page.locator("main").inner_text()
+        assert "\u202e" not in shown
+        assert "\u2066" not in shown
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_hostile")
+    expect(page.locator(".tree")).to_contain_text('<script>document.title=\\"owned\\"</script>')
+    expect(page.locator(".tree")).to_contain_text("\\u202egnp.exe")
+    assert watched.complaints == []
+    assert watched.foreign == []
+
+
+def test_everything_works_without_a_script(
+    browser: Browser, console: Serving, ledger: Ledger
+) -> None:
+    ledger.add_dead(2, "evt_plain_", error="Boom: plain")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    log_in(page, console)
+    page.goto(f"{console.url}/console/dead?error=Boom: plain")
+    page.get_by_role("link", name="evt_plain_1").click()
+    page.get_by_text("Replay or discard").click()
+    page.get_by_role("button", name="Discard").click()
+    expect(page.get_by_role("status")).to_contain_text("is discarded")
+    page.goto(f"{console.url}/console/dead/all?action=discard&error=Boom: plain")
+    page.get_by_role("button", name="Discard 1").click()
+    page.goto(page.url)
+    expect(page.locator("progress")).to_be_visible()
+    context.close()
+
+
+def test_the_keys_find_open_tick_and_help(page: Page, console: Serving, ledger: Ledger) -> None:
+    send(console, "evt_keys")
+    page.goto(f"{console.url}/console/events")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Event, delivery or object id")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"/console/event\?"))
+    page.keyboard.press("r")
+    expect(page.get_by_label("Reason").first).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("d")
+    expect(page).to_have_url(f"{console.url}/console/dead")
+
+
+def test_a_list_is_live_and_waits_while_rows_are_ticked(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
+    page.goto(f"{console.url}/console/events")
+    send(console, "evt_live")
+    expect(page.get_by_role("link", name="evt_live")).to_be_visible(timeout=15_000)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_every_page_is_accessible_and_fits(
+    browser: Browser, console: Serving, ledger: Ledger, scheme: str, width: int
+) -> None:
+    send(console, f"evt_look_{scheme}_{width}")
+    context = browser.new_context(
+        color_scheme="dark" if scheme == "dark" else "light",
+        viewport={"width": width, "height": 900},
+    )
+    page = context.new_page()
+    watched = Watched(page, console.url)
+    page.goto(f"{console.url}/console/login")
+    check_accessible(page)
+    log_in(page, console)
+    event = f"event?route=stripe&id=evt_look_{scheme}_{width}"
+    for path in (*PAGES, event, "dead/all?action=replay", "system/doctor"):
+        page.goto(f"{console.url}/console/{path}")
+        check_accessible(page)
+        overflow = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert overflow <= 0, path
+    assert watched.foreign == []
+    assert watched.complaints == []
+    context.close()
+
+
+def test_times_are_the_viewers_own_with_utc_to_hover_over(
+    browser: Browser, console: Serving
+) -> None:
+    send(console, "evt_times")
+    context = browser.new_context(timezone_id="Asia/Tokyo")
+    page = context.new_page()
+    log_in(page, console)
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_times")
+    time = page.locator("time").first
+    shown, exact = time.inner_text(), time.get_attribute("title")
+    assert exact is not None
+    assert exact.endswith("UTC")
+    hours = (int(shown[11:13]) - int(exact[11:13])) % 24
+    assert hours == 9
+    context.close()
+
+
+def test_the_fixture_can_be_taken_away(page: Page, console: Serving) -> None:
+    send(console, "evt_fixture")
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_fixture")
+    with page.expect_download() as taken:
+        page.get_by_role("link", name="Test fixture").click()
+    recorded = json.loads(taken.value.path().read_text())
+    assert recorded["id"] == "evt_fixture"
+    assert "stripe-signature" not in recorded["headers"]

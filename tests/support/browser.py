@@ -1,0 +1,59 @@
+"""A real Chromium, driven."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+MISSING: Final = "there is no Chromium here: apt-get install chromium (CI has it)"
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """Debian's own. Without one the tests are skipped, and say so; in CI that is a failure."""
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+AXE: Final = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+
+
+def check_accessible(page: Page) -> None:
+    """What axe-core finds wrong with a page is a failure, with its words."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run()")["violations"]
+    told = [
+        f"{violation['id']}: {node['html'][:120]}: {node['failureSummary']}"
+        for violation in found
+        for node in violation["nodes"]
+    ]
+    assert not found, "\n".join([page.url, *told])
+
+
+class Watched:
+    """Everything that a page asks for and complains of."""
+
+    def __init__(self, page: Page, origin: str) -> None:
+        self.foreign: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda r: self._note(r.url, origin))
+        page.on("console", lambda m: self.complaints.append(m.text))
+        page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        page.on("dialog", lambda d: self.complaints.append(f"dialog: {d.message}"))
+
+    def _note(self, url: str, origin: str) -> None:
+        if not url.startswith(origin):
+            self.foreign.append(url)

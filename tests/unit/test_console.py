@@ -1,0 +1,254 @@
+"""The console's parts by themselves: sessions, values, trees, charts."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+from starlette.requests import Request
+
+from gateway.console.access import FREE_TRIES, LONGEST_WAIT_S, SESSION_S, Access, Patience, Role
+from gateway.console.charts import Chart, Series, fill
+from gateway.console.rendering import (
+    TEMPLATES,
+    age,
+    code,
+    milliseconds,
+    moment,
+    percent,
+    plain,
+    size,
+)
+from gateway.console.site import is_own
+from gateway.console.tree import DEEPEST, MOST_NODES, draw_tree
+from gateway.console.visit import safe_place
+from gateway.secrets import Secret
+
+NOW = datetime(2026, 11, 17, 12, 0, tzinfo=UTC)
+ADMIN, READER = Secret(b"the token of the admin"), Secret(b"the token of the reader")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def access(admin: Secret | None = ADMIN, reader: Secret | None = READER) -> Access:
+    return Access(admin=admin, reader=reader, clock=Clock())
+
+
+def test_a_token_gives_a_session_of_its_role() -> None:
+    for token, role in ((ADMIN, Role.ADMIN), (READER, Role.READER)):
+        session = access().enter(token.reveal().decode(), "Ada\x1b[31m Lovelace")
+        assert session is not None
+        visitor = access().recognise(session)
+        assert visitor is not None
+        assert visitor.role is role
+        assert visitor.name == "Ada[31m Lovelace"
+        assert visitor.may_order is (role is Role.ADMIN)
+        assert visitor.actor == "Ada[31m Lovelace (console)"
+
+
+@pytest.mark.parametrize(
+    "token", ["", "the token", "the token of the admin ", "é", "\udc80", "x" * 9000]
+)
+def test_any_other_token_gives_none(token: str) -> None:
+    assert access().enter(token, "") is None
+
+
+def test_a_session_ends_in_time_and_with_its_token() -> None:
+    clock = Clock()
+    door = Access(admin=ADMIN, reader=READER, clock=clock)
+    session = door.enter(READER.reveal().decode(), "")
+    clock.now += SESSION_S - 1
+    assert door.recognise(session) is not None
+    clock.now += 2
+    assert door.recognise(session) is None
+    fresh = access().enter(ADMIN.reveal().decode(), "")
+    assert access(admin=Secret(b"another token of the admin")).recognise(fresh) is None
+    assert access(reader=None).recognise(fresh) is None
+
+
+@given(st.text(max_size=200))
+def test_nothing_made_up_is_a_session(text: str) -> None:
+    assert access().recognise(text) is None
+
+
+def test_one_byte_changed_is_no_session() -> None:
+    session = access().enter(ADMIN.reveal().decode(), "Ada")
+    assert session is not None
+    for at, character in enumerate(session):
+        other = "A" if character != "A" else "B"
+        assert access().recognise(session[:at] + other + session[at + 1 :]) is None
+
+
+def test_without_any_token_it_is_off_and_an_open_one_asks_nobody() -> None:
+    assert Access(admin=None, reader=None).is_off
+    opened = Access(admin=None, reader=None, is_open=True)
+    assert opened.recognise(None) is not None
+    assert not Access(admin=ADMIN, reader=None, is_open=True).is_open
+
+
+def test_wrong_tokens_cost_more_and_more_time() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    waits = []
+    for _ in range(FREE_TRIES + 10):
+        patience.failed("192.0.2.1")
+        waits.append(patience.wait_s("192.0.2.1"))
+        clock.now += waits[-1]
+    assert waits[: FREE_TRIES - 1] == [0.0] * (FREE_TRIES - 1)
+    assert waits[FREE_TRIES - 1 : FREE_TRIES + 3] == [1.0, 2.0, 4.0, 8.0]
+    assert max(waits) == LONGEST_WAIT_S
+    assert patience.wait_s("192.0.2.2") == 0.0
+    patience.succeeded("192.0.2.1")
+    patience.failed("192.0.2.1")
+    assert patience.wait_s("192.0.2.1") == 0.0
+
+
+def test_the_addresses_that_are_remembered_are_bounded() -> None:
+    patience = Patience(Clock())
+    for n in range(5000):
+        patience.failed(f"192.0.2.{n}")
+    assert len(patience._failures) == 1000
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "same-origin", "origin": "https://evil.example"}, True),
+        ({"sec-fetch-site": "cross-site", "origin": "http://gateway.example"}, False),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "none"}, False),
+        ({"origin": "http://gateway.example"}, True),
+        ({"origin": "https://gateway.example"}, True),
+        ({"origin": "http://gateway.example:81"}, False),
+        ({"origin": "null"}, False),
+        ({}, False),
+    ],
+)
+def test_an_order_is_taken_from_our_own_pages_only(headers: dict[str, str], expected: bool) -> None:
+    raw = [(n.encode(), v.encode()) for n, v in {"host": "gateway.example", **headers}.items()]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": raw, "query_string": b""}
+    assert is_own(Request(scope)) is expected
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        None,
+        "",
+        "https://evil.example/console/",
+        "//evil.example/console/",
+        "/console",
+        "/consolex/",
+        "/elsewhere",
+        "/console/\\evil",
+        "/console/\r\nset-cookie: a=b",
+        "javascript:alert(1)",
+    ],
+)
+def test_no_link_leads_elsewhere(place: str | None) -> None:
+    assert safe_place(place) == "/console/"
+
+
+def test_a_page_of_ours_is_gone_back_to() -> None:
+    assert safe_place("/console/dead?error=a%20b") == "/console/dead?error=a%20b"
+
+
+def test_marks_that_do_not_show_are_written_out_and_markup_is_escaped() -> None:
+    hostile = "<b>\u202eevil\u2066\x00\x1b\u200b\ufeff"
+    assert plain(hostile) == "<b>\\u202eevil\\u2066\\u0000\\u001b\\u200b\\ufeff"
+    rendered = TEMPLATES.from_string("{{ text }}|{{ text|plain }}").render(text=hostile)
+    assert "<" not in rendered
+    assert "\u202e" not in rendered
+    assert rendered.count("\\u202e") == 2
+
+
+def test_what_is_typed_is_marked_and_nothing_else_is() -> None:
+    assert code("see `gateway show <id>`, then") == Markup(
+        "see <code>gateway show &lt;id&gt;</code>, then"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (milliseconds(None), "–"),  # noqa: RUF001 (a dash)
+        (milliseconds(0.123), "0.1 ms"),
+        (milliseconds(999), "999 ms"),
+        (milliseconds(1500), "1.5 s"),
+        (milliseconds(7_200_000), "2h"),
+        (size(None), ""),
+        (size(1023), "1,023 B"),
+        (size(1536), "1.5 KiB"),
+        (size(5 * 1024**4), "5.0 TiB"),
+        (percent(None), "–"),  # noqa: RUF001 (a dash)
+        (percent(1.0), "100 %"),
+        (percent(0.99999), "99.9 %"),
+    ],
+)
+def test_figures_are_said_as_people_say_them(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_a_time_has_its_exact_utc() -> None:
+    shown = moment(NOW.astimezone().replace(microsecond=123000))
+    assert 'title="2026-11-17 12:00:00.123 UTC"' in shown
+    assert "3m ago" in age(NOW - timedelta(minutes=3), NOW)
+    assert ">now<" in age(NOW + timedelta(seconds=5), NOW)
+
+
+def test_a_tree_folds_and_shows_everything_as_text() -> None:
+    drawn = draw_tree({"a": [1, 2.5, None, True, "<i>"], "b": {}, "<k>": "\u202e"})
+    assert drawn is not None
+    for piece in (
+        "<details open>",
+        "&lt;i&gt;",
+        "&lt;k&gt;",
+        "\\u202e",
+        "2.5",
+        "null",
+        "true",
+        "{}",
+    ):
+        assert piece in drawn
+
+
+def test_a_tree_that_is_too_large_or_too_deep_is_cut() -> None:
+    assert draw_tree(list(range(MOST_NODES))) is None
+    deep: object = 1
+    for _ in range(1000):
+        deep = [deep]
+    drawn = draw_tree(deep)
+    assert drawn is not None
+    assert drawn.count("<details") == DEEPEST
+    assert "deeper than is shown" in drawn
+
+
+def test_a_chart_has_a_bar_for_each_step_that_has_any() -> None:
+    series = fill(
+        [{"accepted": 3}, {}, {"accepted": 1, "BAD": 2}],
+        {"accepted": ("good", ("accepted",)), "refused": ("bad", ("BAD", "WORSE"))},
+    )
+    chart = Chart(title="Requests", start=NOW, step=timedelta(hours=1), series=series)
+    assert chart.svg.count("<g>") == 2
+    assert chart.svg.count('class="bad"') == 1
+    assert "2026-11-17 14:00 UTC: accepted 1, refused 2" in chart.svg
+    assert 'aria-label="Requests: accepted 4, refused 2"' in chart.svg
+    assert "style=" not in chart.svg
+    assert not chart.is_empty
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200))
+def test_no_bar_leaves_its_chart(values: list[int]) -> None:
+    series = [Series(name="n", kind="good", values=values)]
+    chart = Chart(title="t", start=NOW, step=timedelta(minutes=1), series=series)
+    for bar in str(chart.svg).split("<rect ")[1:]:
+        y = float(bar.split('y="')[1].split('"')[0])
+        assert 0 <= y <= 104
