@@ -128,6 +128,7 @@ def take(page: Page, url: str) -> None:
         "dead": "dead",
         "handlers": "handlers",
         "routes": "routes",
+        "rejected": "rejected",
         "reconcile": "reconcile",
         "system": "system",
     }

@@ -17,6 +17,7 @@ PAGES: Final = (
     (f"{PREFIX}/events", "Events"),
     (f"{PREFIX}/dead", "Dead letters"),
     (f"{PREFIX}/orders", "Bulk orders"),
+    (f"{PREFIX}/rejected", "Refused"),
     (f"{PREFIX}/handlers", "Handlers"),
     (f"{PREFIX}/routes", "Routes"),
     (f"{PREFIX}/reconcile", "Reconcile"),

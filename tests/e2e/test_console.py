@@ -19,7 +19,7 @@ from tests.support.processes import Project, Serving, stripe_request
 
 ADMIN = "admin-token-of-the-console-suite"
 READER = "reader-token-of-the-console-suite"
-PAGES = ("", "events", "dead", "orders", "handlers", "routes", "reconcile", "system")
+PAGES = ("", "events", "dead", "orders", "rejected", "handlers", "routes", "reconcile", "system")
 HOSTILE = '<script>document.title="owned"</script><img src=x onerror=alert(1)>\u202egnp.exe\u2066'
 
 
@@ -293,6 +293,22 @@ def test_a_handler_is_paused_with_a_reason_and_resumed(page: Page, console: Serv
     handler.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("status")).to_contain_text("runs again")
     expect(handler).not_to_contain_text("Paused by")
+
+
+def test_a_refused_request_says_why_and_is_let_in_once_it_is_right(
+    page: Page, console: Serving
+) -> None:
+    body, headers = stripe_request("evt_refused", secret="whsec_another_one")
+    assert wait_for(console.post(body, headers)).status_code == 403
+    page.goto(f"{console.url}/console/rejected?route=stripe")
+    row = page.locator("tr[data-row]").first
+    expect(row).to_contain_text("BAD_SIGNATURE", timeout=20_000)
+    row.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Headers")).to_be_visible()
+    page.get_by_role("link", name="Show it").click()
+    expect(page.locator("pre")).to_contain_text("evt_refused")
+    page.get_by_role("button", name="Verify again, and let it in").click()
+    expect(page.get_by_role("status")).to_contain_text("1 still refused")
 
 
 def test_a_hostile_payload_is_shown_as_text(page: Page, console: Serving, ledger: Ledger) -> None:

