@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -19,7 +20,7 @@ import httpx
 from playwright.sync_api import Page
 
 from tests.support.browser import open_browser
-from tests.support.processes import free_port
+from tests.support.processes import free_port, stripe_request
 
 OUT: Final = Path(__file__).parents[1] / "docs" / "console"
 GATEWAY: Final = str(Path(sys.executable).with_name("gateway"))
@@ -73,6 +74,7 @@ def running_shop(directory: Path) -> Iterator[str]:
         ):
             send = [GATEWAY, "send", route, type, "--count", str(count)]
             subprocess.run(send, **run)  # type: ignore[call-overload]
+        _forge(url)
         asyncio.run(_make_history(directory))
         time.sleep(8)  # a sweep tells the causes, and the tallies are written
         yield url
@@ -80,6 +82,20 @@ def running_shop(directory: Path) -> Iterator[str]:
         up.send_signal(signal.SIGTERM)
         up.wait(60)
         log.close()
+
+
+def _forge(url: str) -> None:
+    """Signed with another secret, too long ago, and to a path that nobody has."""
+    for n, (secret, ago, path) in enumerate(
+        (
+            ("whsec_of_the_test_mode", timedelta(0), "/webhooks/stripe"),
+            ("whsec_of_the_test_mode", timedelta(0), "/webhooks/stripe"),
+            ("a github secret", timedelta(minutes=9), "/webhooks/stripe"),
+            ("whsec_of_the_test_mode", timedelta(0), "/webhook/stripe"),
+        )
+    ):
+        body, headers = stripe_request(f"evt_refused_{n}", secret=secret, ago=ago)
+        httpx.post(url + path, content=body, headers=headers)
 
 
 def _wait(url: str) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from textwrap import dedent
@@ -268,9 +268,10 @@ def stripe_request(
     secret: str = STRIPE_SECRET,
     object_id: str = "",
     extra: str = "",
+    ago: timedelta = timedelta(0),
 ) -> tuple[bytes, dict[str, str]]:
     """A signed Stripe event."""
-    now = datetime.now(UTC)
+    now = datetime.now(UTC) - ago
     body = orjson.dumps(
         {
             "id": event_id,
