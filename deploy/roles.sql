@@ -71,7 +71,7 @@ grant insert, update on gateway.reconciliations to gateway_operator;
 grant insert, update, delete on gateway.gaps to gateway_operator;
 grant update on gateway.alert_messages to gateway_operator;
 grant update, delete on gateway.rejected to gateway_operator;
-grant insert, update, delete on gateway.tallies, gateway.secret_uses to gateway_operator;
+grant insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.secret_uses to gateway_operator;
 grant insert, update on gateway.totals to gateway_operator;
 
 -- People who look: everything but payloads, headers and what outside calls have answered.
@@ -88,5 +88,6 @@ grant select (
 grant select on
     gateway.deliveries, gateway.workers, gateway.handlers, gateway.places, gateway.once_keys,
     gateway.pauses, gateway.audit, gateway.bulk_orders, gateway.reconciliations, gateway.gaps, gateway.refusals,
-    gateway.tallies, gateway.tally_hours, gateway.causes, gateway.totals, gateway.alerts, gateway.alert_messages, gateway.secret_uses, gateway.reloads
+    gateway.tallies, gateway.tally_hours, gateway.causes, gateway.totals, gateway.alerts, gateway.alert_messages,
+    gateway.secret_uses, gateway.reloads
 to gateway_readonly;

@@ -23,7 +23,7 @@ with recursive of_events as (
         where key_id is not null and key_id > k.key_id order by key_id limit 1) next
 ), of_rejected as (  -- a small ring
     select key_id, count(*) as n from gateway.rejected
-    where key_id is not null and body is not null group by key_id
+    where key_id is not null and size > 0 group by key_id
 ), used as (
     select key_id from of_events union select key_id from of_attempts union select key_id from of_effects
     union select key_id from of_rejected
