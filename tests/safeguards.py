@@ -49,7 +49,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the same bytes under a fresh id are guarded against",
         "gateway/ledger/sql/claims.sql",
-        "case when replay is not null and replay_of is null then decode(digest, 'hex') end",
+        "case when replay is not null and replay_of is null"
+        " then decode(coalesce(guard, digest), 'hex') end",
         "null::bytea",
         "tests/integration/test_claims.py::test_the_same_bytes_under_a_fresh_id_are_refused",
     ),
@@ -705,9 +706,16 @@ SAFEGUARDS: Final = (
     Safeguard(
         "where the id is not signed, the same bytes under another one are a replay",
         "gateway/providers/schemes/build.py",
-        "    return not all(covers_choice(section, choice) for choice in section.id)\n",
-        "    return False\n",
+        "        return not is_covered\n",
+        "        return False\n",
         "tests/unit/test_schemes.py::test_the_replay_guard_is_on_where_the_id_is_not_signed",
+    ),
+    Safeguard(
+        "one proof of a sender that does not sign its body is good for one event",
+        "gateway/receive/reading.py",
+        "        return None if proof is None else hashlib.sha256(proof(incoming)).digest()\n",
+        "        return None\n",
+        "tests/e2e/test_catalogue.py::test_one_proof_is_good_for_one_event",
     ),
     Safeguard(
         "the header of a shared token is not stored",

@@ -67,6 +67,9 @@ class Claim(NamedTuple):
     """The key under which headers and body are sealed in the body; the digest is keyed then."""
     unverified: bool = False
     """Taken although its signature was wrong: in development, where the route says so."""
+    guard: bytes | None = None
+    """The digest of what is signed, where that is not the body: the same under another id is a
+    replay. None: that of the body."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -281,7 +284,7 @@ class _Flusher:
             QUERIES["find_claims"],
             [w.claim.route for w in waiters],
             [w.claim.envelope.id for w in waiters],
-            [w.claim.digest for w in waiters],
+            [w.claim.guard or w.claim.digest for w in waiters],
         )
         for waiter, row in zip(waiters, rows, strict=True):
             if answer := _explained(waiter.claim, row):
@@ -332,6 +335,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "occurred_at": claim.envelope.occurred_at,
             "received_at": claim.received_at,
             "digest": claim.digest.hex(),
+            "guard": None if claim.guard is None else claim.guard.hex(),
             "headers": claim.headers,
             "replay": claim.replay,
             "replay_of": replay_of,

@@ -30,6 +30,7 @@ class Vault:
         return claim._replace(
             envelope=replace(claim.envelope, object_id=None),  # which is in the payload
             digest=blind_digest(ring, route, claim.digest),
+            guard=None if claim.guard is None else blind_digest(ring, route, claim.guard),
             headers={},
             body=seal_event(ring, route, id, claim.headers, claim.body),
             order_keys={h: blind_key(ring, route, h, k) for h, k in claim.order_keys.items()},

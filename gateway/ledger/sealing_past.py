@@ -119,15 +119,16 @@ async def _write(ledger: Connection | Pooled, vault: Vault, route: str, past: _P
 
 
 def _events(vault: Vault, route: str, events: Rows) -> tuple[list[Any], ...]:
-    """Ids, sealed bodies, keyed digests."""
-    ring, rows = vault.ring, list[tuple[str, bytes | None, bytes]]()
+    """Ids, sealed bodies, keyed digests and guards."""
+    ring, rows = vault.ring, list[tuple[str, bytes | None, bytes, bytes | None]]()
     for row in events:
         sealed = None
         if row["body"] is not None:
             headers = orjson.loads(row["headers"] or "{}")
             sealed = seal_event(ring, route, row["event_id"], headers, row["body"])
-        rows.append((row["event_id"], sealed, blind_digest(ring, route, row["digest"])))
-    return _columns(rows, 3)
+        guard = None if row["guard"] is None else blind_digest(ring, route, row["guard"])
+        rows.append((row["event_id"], sealed, blind_digest(ring, route, row["digest"]), guard))
+    return _columns(rows, 4)
 
 
 def _deliveries(vault: Vault, route: str, rows: Rows) -> tuple[tuple[list[Any], ...], list[Turn]]:

@@ -173,6 +173,9 @@ class Provider:
 
     None: no replay guard.
     """
+    proof: Callable[[Incoming], bytes] | None = None
+    """What is signed of a verified event, where that is not its body: what must not come again
+    under another id. None: the body."""
     is_queue: bool = False
     """Whether there is no sender: its events are jobs, which handlers and programs publish."""
     read_key: Callable[[bytes], Key] = field(default=read_text_key, compare=False)

@@ -79,7 +79,12 @@ class Reading:
             digest=hashlib.sha256(incoming.body).digest(),
             received_at=now,
             vault=self._vault,
+            guard=None if verified_by is None else self._guard(incoming),
             verified_by=verified_by,
             unverified=verified_by is None,
             clock_s=None if signed_at_s is None else now.timestamp() - signed_at_s,
         )
+
+    def _guard(self, incoming: Incoming) -> bytes | None:
+        proof = self._provider.proof
+        return None if proof is None else hashlib.sha256(proof(incoming)).digest()

@@ -61,6 +61,7 @@ def encode(claim: Claim) -> bytes:
             "occurred_at": envelope.occurred_at,
             "received_at": claim.received_at,
             "digest": claim.digest.hex(),
+            "guard": None if claim.guard is None else claim.guard.hex(),
             "headers": claim.headers,
             "replay": claim.replay,
             "handlers": claim.handlers,
@@ -158,6 +159,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         clock_s=facts.get("clock_s"),
         key_id=facts.get("key_id"),  # nor of before there were keys
         unverified=facts.get("unverified", False),
+        guard=None if facts.get("guard") is None else bytes.fromhex(facts["guard"]),
     )
 
 

@@ -132,6 +132,40 @@ async def test_what_each_sends_is_stored_once_and_acknowledged_as_it_wants(
     assert await stored(module_project) == sorted(expected)
 
 
+async def test_one_proof_is_good_for_one_event(
+    client: httpx.AsyncClient, module_project: Project
+) -> None:
+    """Who has captured a request of a sender that does not sign its body cannot make more of it."""
+    before = len(await stored(module_project))
+    vector = event_of("mailgun")
+    document = json.loads(vector["body"])
+    document["signature"]["token"] = "of-this-test"  # the vendor's has come this very second
+    vector["body"] = json.dumps(document)
+    captured = json.loads(sign("mailgun", vector).body)
+    captured["event-data"]["id"] = "the-real-one"
+    assert (await client.post("/webhooks/mailgun", json=captured)).status_code == 200
+    captured["event-data"].update(id="another", event="unsubscribed")
+    forged = await client.post("/webhooks/mailgun", json=captured)
+    assert (forged.status_code, forged.json()) == (403, {"error": "REPLAYED"})
+
+    vector = event_of("adyen")
+    document = json.loads(vector["body"])
+    item = document["notificationItems"][0]["NotificationRequestItem"]
+    document["notificationItems"] = document["notificationItems"][:1]
+    item["pspReference"], item["originalReference"] = "of-this-test", ""
+    item["merchantReference"] = "order:7"
+    vector["body"] = json.dumps(document)
+    captured = json.loads(sign("adyen", vector).body)
+    assert (await client.post("/webhooks/adyen", json=captured)).status_code == 200
+    item = captured["notificationItems"][0]["NotificationRequestItem"]
+    item["pspReference"] += ":"  # the same text, joined by colons
+    item["originalReference"] = item["merchantAccountCode"]
+    item["merchantAccountCode"], item["merchantReference"] = "order", "7"
+    forged = await client.post("/webhooks/adyen", json=captured)
+    assert (forged.status_code, forged.json()) == (403, {"error": "REPLAYED"})
+    assert len(await stored(module_project)) == before + 2
+
+
 async def test_what_nobody_signed_gets_the_status_that_each_wants(
     client: httpx.AsyncClient,
 ) -> None:

@@ -198,6 +198,24 @@ async def test_the_same_bytes_under_a_fresh_id_are_refused(
     assert await ledger.statuses() == {"pending": 1}
 
 
+async def test_the_same_proof_under_a_fresh_id_is_refused_whatever_the_body(
+    database_url: str, ledger: Reader
+) -> None:
+    """Of senders that do not sign their bodies; a changed body under the old id is a conflict."""
+    policy = ReplayPolicy.REFUSE
+    first = make_claim("evt_1", replay=policy)._replace(guard=b"g" * 32)
+    forged = make_claim("evt_2", replay=policy)._replace(guard=b"g" * 32)
+    await claim_all(database_url, [first])
+    [answer] = await claim_all(database_url, [forged])
+    assert (answer.verdict, answer.first_event_id) == (Verdict.REPLAYED, "evt_1")
+    changed = make_claim("evt_1", body=b"{}", replay=policy)._replace(guard=b"g" * 32)
+    [answer] = await claim_all(database_url, [changed])
+    assert (answer.verdict, answer.conflict) == (Verdict.DUPLICATE, True)
+    [other] = await claim_all(database_url, [forged._replace(guard=b"h" * 32)])
+    assert other.verdict is Verdict.ACCEPTED
+    assert await ledger.statuses() == {"pending": 2}
+
+
 async def test_racing_fresh_ids_for_the_same_bytes_give_one_event(
     database_url: str, ledger: Reader
 ) -> None:

@@ -466,7 +466,7 @@ CASES: Final = [
     Case(query="list_once_keys", arguments=(PENDING,), rows=BATCH),
     Case(
         query="seal_past_events",
-        arguments=("stripe", IDS, [b"sealed"] * BATCH, [b"digest"] * BATCH, KEY_ID),
+        arguments=("stripe", IDS, [b"sealed"] * BATCH, [b"digest"] * BATCH, [None] * BATCH, KEY_ID),
         rows=BATCH,
     ),
     Case(

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from gateway import Context, Event, Reject
+from gateway.ledger.claims import Verdict
 from gateway.ledger.connection import Connection
 from gateway.ledger.rekeying import BATCH, KeyUse, count_keys
 from gateway.ledger.sealed import Vault, open_rejected, seal_rejected
@@ -195,6 +196,24 @@ async def test_what_was_stored_before_its_route_was_encrypted_is_sealed_with_all
     again = subscribe(handler, once_per=turns)
     await run(database_url, ledger, AFTER, again, to={"done": 1})
     assert ran == [({"x-note": MARK}, orjson.loads(BODY))]
+
+
+async def test_what_must_not_come_again_is_known_through_it(
+    database_url: str, connection: Connection
+) -> None:
+    """By its body, or by what is signed in the place of one."""
+    refuse = ReplayPolicy.REFUSE
+    by_body = make_claim("evt_1", body=b"body", replay=refuse)
+    by_proof = make_claim("evt_2", replay=refuse)._replace(guard=b"g" * 32)
+    await claim_all(database_url, [by_body, by_proof])
+    assert (await rekey_all(connection, AFTER)).past == 2
+    again = [
+        make_claim("evt_3", body=b"body", replay=refuse),
+        make_claim("evt_4", replay=refuse)._replace(guard=b"g" * 32),
+    ]
+    answers = await claim_all(database_url, [AFTER.seal_claim(claim) for claim in again])
+    assert [answer.first_event_id for answer in answers] == ["evt_1", "evt_2"]
+    assert {answer.verdict for answer in answers} == {Verdict.REPLAYED}
 
 
 async def test_deliveries_that_wait_for_their_turn_keep_their_order_through_it(

@@ -420,6 +420,20 @@ def test_the_replay_guard_is_on_where_the_id_is_not_signed() -> None:
     assert made(id="header.x-id", signed="{id}.{body}").replay_policy("a", refuse) is None
 
 
+def test_where_the_body_is_not_signed_what_is_must_not_come_again() -> None:
+    """Joined fields can be cut apart elsewhere: the same text, and another id."""
+    joined = made(id="json.id", signed="{json.id}:{json.note}")
+    assert joined.replay_policy("a", ReplayPolicy.REFUSE) is ReplayPolicy.REFUSE
+    assert joined.proof is not None
+    one = joined.proof(Incoming({}, b'{"id": "1", "note": "2:3"}'))
+    assert one == joined.proof(Incoming({}, b'{"id": "1:2", "note": "3"}')) == b"1:2:3"
+    assert PROVIDERS_HERE["form"].proof is not None
+    assert made(id="header.x-id").proof is None, "there the body is known by its digest"
+    # Two events of one second have this in common.
+    odd = made(id="json.id", signed="{json.at}")
+    assert (odd.proof, odd.replay_policy("a", ReplayPolicy.REFUSE)) == (None, None)
+
+
 def test_the_header_of_a_token_is_a_credential() -> None:
     assert "authorization" in PROVIDERS_HERE["bearer"].credentials
     own = {"provider": "bearer", "scheme": {"token": {"at": "header.X-Own"}, "type": "a"}}

@@ -8,7 +8,7 @@ with input as materialized (
     from json_to_recordset($1::json) as c (
         n bigint, route text, event_id text, provider text, type text, account text, object_id text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
-        headers jsonb, replay text, replay_of text, handlers json,
+        guard text, headers jsonb, replay text, replay_of text, handlers json,
         order_keys json, spooled boolean, delay_s double precision, reconciled boolean,
         verified_by text, clock_s real, key_id text, unverified boolean)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
@@ -19,7 +19,7 @@ with input as materialized (
          key_id, unverified)
     select route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at,
            decode(digest, 'hex'), headers, body, replay,
-           case when replay is not null and replay_of is null then decode(digest, 'hex') end,
+           case when replay is not null and replay_of is null then decode(coalesce(guard, digest), 'hex') end,
            replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id,
            coalesce(unverified, false)
     from input
@@ -50,10 +50,10 @@ group by route, event_id;
 -- name: find_claims
 -- Why a key was not claimed: it is there already, or another event brought the same bytes first.
 select mine.digest, mine.reconciled, mine.key_id, first.event_id as first_event_id, first.replay as first_replay
-from unnest($1::text[], $2::text[], $3::bytea[]) with ordinality as i (route, event_id, digest, n)
+from unnest($1::text[], $2::text[], $3::bytea[]) with ordinality as i (route, event_id, guard, n)
 left join gateway.processed_events mine on mine.route = i.route and mine.event_id = i.event_id
 left join gateway.processed_events first
-       on first.route = i.route and first.guard = i.digest and first.event_id <> i.event_id
+       on first.route = i.route and first.guard = i.guard and first.event_id <> i.event_id
 order by i.n;
 
 -- name: publish

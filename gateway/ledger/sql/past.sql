@@ -22,7 +22,7 @@ order by e.route;
 
 -- name: read_past
 -- Events of a route that were stored as they came (primary key).
-select e.event_id, e.headers, e.body, e.digest
+select e.event_id, e.headers, e.body, e.digest, e.guard
 from unnest($2::text[]) as k (event_id)
 cross join lateral (
     select * from gateway.processed_events
@@ -49,8 +49,8 @@ where delivery_id = any ($1::bigint[]) and key not like 'digest:%' and key not l
 -- Of events that are held: what came, sealed; and their digests, keyed. Bytes that came again since are
 -- guarded by the event that brought them then (processed_events_guard).
 with held as materialized (
-    select e.place, i.sealed, i.digest
-    from unnest($2::text[], $3::bytea[], $4::bytea[]) as i (event_id, sealed, digest)
+    select e.place, i.sealed, i.digest, i.guard
+    from unnest($2::text[], $3::bytea[], $4::bytea[], $5::bytea[]) as i (event_id, sealed, digest, guard)
     cross join lateral (
         select ctid as place from gateway.processed_events
         where route = $1 and event_id = i.event_id and key_id is null
@@ -59,11 +59,11 @@ with held as materialized (
 )
 update gateway.processed_events e
 set headers = case when e.body is not null then '{}'::jsonb end, body = held.sealed,
-    digest = held.digest, key_id = case when e.body is null then '' else $5 end,
-    guard = case when e.guard is not null and (
+    digest = held.digest, key_id = case when e.body is null then '' else $6 end,
+    guard = case when (
                 select true from gateway.processed_events o
-                where o.route = $1 and o.guard = held.digest limit 1) is null
-            then held.digest end
+                where o.route = $1 and o.guard = held.guard limit 1) is null
+            then held.guard end
 from held
 where e.ctid = held.place
 returning e.event_id;

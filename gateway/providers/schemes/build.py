@@ -11,6 +11,7 @@ from gateway.providers.provider import (
     SECRET_BYTES,
     Acknowledgement,
     Facts,
+    Incoming,
     Integrity,
     Key,
     Provider,
@@ -28,6 +29,7 @@ from gateway.providers.schemes.keys import (
     read_hmac_key,
     read_public_key,
 )
+from gateway.providers.schemes.message import make_proof
 from gateway.providers.schemes.places import Place
 from gateway.providers.schemes.reader import make_read, make_split
 from gateway.providers.schemes.sections import (
@@ -73,6 +75,7 @@ def make_provider(
         max_body=max_body,
         tolerance=_tolerance(section),
         honest_repeats=frozenset(section.honest_repeats) if is_guarded(section) else None,
+        proof=_proof(section),
         read_key=read_key,
         make_secret=make,
         uses_url=_uses(section, "query") or signs_url(section),
@@ -134,15 +137,24 @@ def _tolerance(section: SenderSection) -> timedelta | None:
 
 
 def is_guarded(section: SenderSection) -> bool:
-    """Whether the same bytes under another id are a replay: where the id is not signed, anyone
-    who has captured a request can give it another. Who sends no signature is not held up."""
+    """Whether what is signed is a replay under another id: where the id is not signed, anyone who
+    has captured a request can give it another. Where it is, but among fields that are joined, they
+    can be cut apart elsewhere. Who sends no signature is not held up."""
     if section.replay_guard is not None:
         return section.replay_guard
     if not isinstance(section, SignedSection):
         return False
-    if not section.signed.has("body") and not section.signed.has("params"):
-        return False
-    return not all(covers_choice(section, choice) for choice in section.id)
+    is_covered = all(covers_choice(section, choice) for choice in section.id)
+    if section.signed.has("body"):
+        return not is_covered
+    return is_covered or section.signed.has("params")
+
+
+def _proof(section: SenderSection) -> Callable[[Incoming], bytes] | None:
+    if not isinstance(section, SignedSection) or section.signed.has("body"):
+        return None
+    is_of_each_event = section.batch is None or section.each
+    return make_proof(section) if is_guarded(section) and is_of_each_event else None
 
 
 def integrity(section: SenderSection) -> Integrity:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import quote, urlsplit
 
 from gateway.errors import BadSignature
+from gateway.providers.provider import Incoming
 from gateway.providers.schemes.items import time_reader
 from gateway.providers.schemes.places import Looked, Reader
 from gateway.providers.schemes.sections import SignedSection
@@ -25,6 +26,12 @@ def composer(section: SignedSection) -> Compose:
         return b"".join([piece if isinstance(piece, bytes) else piece(looked) for piece in pieces])
 
     return compose
+
+
+def make_proof(section: SignedSection) -> Callable[[Incoming], bytes]:
+    """The same of a request by itself, read as strictly as to verify it."""
+    compose = composer(section)
+    return lambda incoming: compose(Looked(incoming, is_verified=False))
 
 
 def _filler(part: Part, section: SignedSection) -> Compose:

@@ -223,8 +223,8 @@ class SenderSection(Section):
     )
     replay_guard: StrictBool | None = Field(
         default=None,
-        description="Whether the same bytes under another id are a replay. Default: where the id"
-        " is not signed.",
+        description="Whether what is signed is a replay under another id. Default: where the body"
+        " is signed and not the id, or the id and not the body.",
     )
     handshake: Handshakes = Field(
         default_factory=list, description="Requests that are no events, and their answers."
