@@ -106,8 +106,9 @@ async def test_a_filtered_replay_of_twenty_thousand_is_killed_and_resumed(
     await add_dead(ledger, 6_000, "handlers.shop.books", error=TIMEOUT)
     await add_dead(ledger, 4_000, "handlers.shop.ship", error=TIMEOUT, ordered=True)
     assert await ledger.statuses() == {"dead": 20_000}
-    others = (
-        "select md5(string_agg(d::text, ' ' order by id)) from gateway.deliveries d"
+    others = (  # but for their causes, which the sweep tells
+        "select md5(string_agg((to_jsonb(d) - 'cause')::text, ' ' order by id))"
+        " from gateway.deliveries d"
         " where handler <> 'handlers.shop.mail' or error like 'ValueError%'"
     )
     untouched = await ledger.value(others)
