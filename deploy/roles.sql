@@ -72,6 +72,7 @@ grant insert, update, delete on gateway.gaps to gateway_operator;
 grant update on gateway.alert_messages to gateway_operator;
 grant update, delete on gateway.rejected to gateway_operator;
 grant insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.secret_uses to gateway_operator;
+grant delete on gateway.causes to gateway_operator;
 grant insert, update on gateway.totals to gateway_operator;
 
 -- People who look: everything but payloads, headers and what outside calls have answered.

@@ -913,6 +913,117 @@ SAFEGUARDS: Final = (
         "    return True\n",
         "tests/unit/test_schemes.py::test_signed_json_cannot_be_passed_off_as_a_form",
     ),
+    Safeguard(
+        "one worker at a time tells causes",
+        "gateway/ledger/causes.py",
+        '            if not await connection.fetchval(QUERIES["try_turn"], LOCK):\n',
+        "            if False:\n",
+        "tests/integration/test_causes.py::test_only_one_at_a_time_tells_and_forgets",
+    ),
+    Safeguard(
+        "one worker at a time forgets causes",
+        "gateway/ledger/causes.py",
+        '            if await connection.fetchval(QUERIES["try_turn"], LOCK):\n',
+        "            if True:\n",
+        "tests/integration/test_causes.py::test_only_one_at_a_time_tells_and_forgets",
+    ),
+    Safeguard(
+        "telling causes waits for nobody",
+        "gateway/ledger/sql/causes.sql",
+        "    for update skip locked\n",
+        "    for update\n",
+        "tests/integration/test_causes.py::test_one_that_another_holds_is_left_to_the_next_round",
+    ),
+    Safeguard(
+        "an error stands for a cause only where it was always the same",
+        "gateway/ledger/sql/causes.sql",
+        "    set error = case when c.error = excluded.error then c.error end\n",
+        "    set error = excluded.error\n",
+        "tests/integration/test_causes.py::"
+        "test_the_error_itself_is_shown_only_where_it_was_always_the_same",
+    ),
+    Safeguard(
+        "a replay takes the cause back",
+        "gateway/ledger/sql/orders.sql",
+        "        not_before = null, cause = null,\n",
+        "        not_before = null,\n",
+        "tests/integration/test_causes.py::test_what_dies_again_of_something_else_is_told_anew",
+    ),
+    Safeguard(
+        "an order takes causes back",
+        "gateway/ledger/sql/bulk.sql",
+        "        not_before = null, cause = null,\n",
+        "        not_before = null,\n",
+        "tests/integration/test_causes.py::test_what_dies_again_of_something_else_is_told_anew",
+    ),
+    Safeguard(
+        "what is erased is in no cause",
+        "gateway/operate/erase.py",
+        "    await forget_causes(ledger)\n",
+        "",
+        "tests/integration/test_causes.py::test_what_is_erased_is_in_no_cause_either",
+    ),
+    Safeguard(
+        "a round tells only so many causes",
+        "gateway/ledger/causes.py",
+        "        for _ in range(BATCHES):\n",
+        "        while True:\n",
+        "tests/integration/test_causes.py::"
+        "test_a_round_tells_only_so_many_and_the_next_ones_the_rest",
+    ),
+    Safeguard(
+        "a listing goes on where its walk came to an end",
+        "gateway/operate/inspect.py",
+        '[k for k in keys if not k["is_match"]]',
+        "[]",
+        "tests/integration/test_listings.py::"
+        "test_rare_events_are_all_found_each_once_while_others_come_in",
+    ),
+    Safeguard(
+        "a full page ends with its last key",
+        "gateway/operate/inspect.py",
+        "matching[-1:] if len(matching) == limit else ",
+        "",
+        "tests/integration/test_listings.py::"
+        "test_an_event_that_is_pruned_meanwhile_ends_no_listing",
+    ),
+    Safeguard(
+        "a listing of dead letters goes on too",
+        "gateway/ledger/sql/dead.sql",
+        "     where (select count(*) from walked) >= $12\n",
+        "     where false\n",
+        "tests/integration/test_listings.py::"
+        "test_rare_dead_letters_are_all_found_each_once_while_others_die",
+    ),
+    Safeguard(
+        "a walk begins where the time ends that is asked for",
+        "gateway/ledger/sql/events.sql",
+        "     where $7::text is null and $8::text is null\n"
+        "       and received_at >= coalesce($5, timestamptz '-infinity')\n"
+        "       and (received_at, route, event_id)\n"
+        "           < (coalesce($11, $6, timestamptz 'infinity'),",
+        "     where $7::text is null and $8::text is null\n"
+        "       and received_at >= coalesce($5, timestamptz '-infinity')\n"
+        "       and received_at < coalesce($6, timestamptz 'infinity')\n"
+        "       and (received_at, route, event_id)\n"
+        "           < (coalesce($11, timestamptz 'infinity'),",
+        "tests/integration/test_plans.py::test_no_table_that_grows_is_read_from_end_to_end"
+        "[force_generic_plan-list_event_keys-one_of_long_ago]",
+    ),
+    Safeguard(
+        "a span begins with an hour of UTC",
+        "gateway/ledger/sql/history.sql",
+        "date_trunc($1, now(), 'UTC')",
+        "date_trunc($1, now())",
+        "tests/integration/test_history.py::test_each_step_has_what_happened_in_it_and_no_other",
+    ),
+    Safeguard(
+        "what is counted falls into an hour of UTC",
+        "gateway/ledger/sql/tallies.sql",
+        "date_trunc('hour', now() - $1::interval, 'UTC')",
+        "date_trunc('hour', now() - $1::interval)",
+        "tests/integration/test_history.py::test_what_is_counted_falls_into_the_hour_that_is_shown",
+    ),
 )
 
 

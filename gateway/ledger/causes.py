@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.ledger.connection import Executor, Pool
+from gateway.ledger.connection import Connection, Executor, Pool, Pooled
 from gateway.ledger.queries import QUERIES
 
 LOCK: Final = 0x6361757365
@@ -48,6 +48,13 @@ class Causes:
         async with ledger.acquire() as connection, connection.transaction():
             if await connection.fetchval(QUERIES["try_turn"], LOCK):
                 await connection.execute(QUERIES["forget_causes"])
+
+
+async def forget_causes(ledger: Connection | Pooled) -> None:
+    """Now, and not when the sweep comes to it: what was erased may be told in a cause."""
+    async with ledger.transaction():
+        await ledger.execute(QUERIES["take_turn"], LOCK)
+        await ledger.execute(QUERIES["forget_causes"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

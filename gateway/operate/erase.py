@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.errors import CommandFailed, NotFound
+from gateway.ledger.causes import forget_causes
 from gateway.ledger.connection import Connection, Executor, Pooled
 from gateway.ledger.erasure import (
     START,
@@ -76,9 +77,11 @@ async def erase(
         rejected = await erase_rejected(
             ledger, subject.name, subject.route, actor=actor, reason=reason
         )
-    return await _walk(
+    erased = await _walk(
         ledger, subject, after, rejected, lambda keys: _erase_patiently(ledger, keys, order)
     )
+    await forget_causes(ledger)
+    return erased
 
 
 async def _walk(

@@ -60,9 +60,9 @@ async def list_events(
         [key["route"] for key in matching],
         [key["event_id"] for key in matching],
     )
-    end = next(
-        ((k["received_at"], k["route"], k["event_id"]) for k in keys if not k["is_match"]), None
-    )
+    # Full, it ends with its last key: should that event be pruned before it is read, none is lost.
+    ends = matching[-1:] if len(matching) == limit else [k for k in keys if not k["is_match"]]
+    end = next(((k["received_at"], k["route"], k["event_id"]) for k in ends), None)
     return Listed(rows=[_listed(row) for row in rows], end=end)
 
 

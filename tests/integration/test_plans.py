@@ -382,6 +382,11 @@ CASES: Final = [
         rows=2_000,
     ),
     Case(
+        query="list_event_keys",
+        arguments=(*(None,) * 5, NOW - 20 * DAY, None, None, 1, 1, *(None,) * 3),
+        by="one_of_long_ago",
+    ),
+    Case(
         query="read_events", arguments=(["stripe"] * 50, [event_id(n) for n in range(50)]), rows=50
     ),
     Case(
@@ -391,6 +396,7 @@ CASES: Final = [
         rows=50,
     ),
     Case(query="try_turn", arguments=(7,)),
+    Case(query="take_turn", arguments=(7,)),
     Case(query="tell_causes", arguments=(BATCH,), rows=BATCH),
     Case(query="forget_causes", rows=10),
     Case(query="count_causes", arguments=(None, None, None, 20), rows=EVENTS // 200),

@@ -71,7 +71,7 @@ RUN_BY: Final = {
     | statements_of("rekey", "past")
     | {"find_rejected", "next_rejected", "hold_rejected", "mark_released"}
     | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}
-    | {"note_test", "note_reveal"},
+    | {"note_test", "note_reveal", "take_turn", "forget_causes"},
     READONLY: LOOKING - {"group_dead"},  # which counts payloads
 }
 FUNCTIONS: Final = {

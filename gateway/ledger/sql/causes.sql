@@ -2,6 +2,10 @@
 -- Whether it is one's turn at some work, until the transaction ends.
 select pg_try_advisory_xact_lock($1);
 
+-- name: take_turn
+-- The same, waited for.
+select pg_advisory_xact_lock($1);
+
 -- name: tell_causes
 -- Of what the oldest of those died of whom nobody has told it yet (deliveries_cause).
 with letters as materialized (

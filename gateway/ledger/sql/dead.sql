@@ -6,8 +6,7 @@ with walked as materialized (
      from gateway.deliveries
      where status = 'dead' and $11::bigint is null
        and finished_at >= coalesce($4, timestamptz '-infinity')
-       and finished_at < coalesce($5, timestamptz 'infinity')
-       and (finished_at, id) < (coalesce($9, timestamptz 'infinity'), coalesce($10::bigint, 0))
+       and (finished_at, id) < (coalesce($9, $5, timestamptz 'infinity'), coalesce($10::bigint, 0))
      order by finished_at desc, id desc
      limit $12)
     union all
@@ -15,8 +14,7 @@ with walked as materialized (
      from gateway.deliveries
      where status = 'dead' and cause = $11
        and finished_at >= coalesce($4, timestamptz '-infinity')
-       and finished_at < coalesce($5, timestamptz 'infinity')
-       and (finished_at, id) < (coalesce($9, timestamptz 'infinity'), coalesce($10::bigint, 0))
+       and (finished_at, id) < (coalesce($9, $5, timestamptz 'infinity'), coalesce($10::bigint, 0))
      order by finished_at desc, id desc
      limit $12)
 ), matching as (
@@ -31,6 +29,7 @@ with walked as materialized (
     where coalesce(w.route = $1, true)
       and coalesce(e.type like $2, true)
       and coalesce(w.handler = $3, true)
+      and coalesce(w.finished_at < $5, true)
       and coalesce(e.account = $6, $6 is null)
       and ($7::text is null or w.error ilike $7)
     order by w.finished_at desc, w.id desc

@@ -2,15 +2,15 @@
 -- The keys of the newest events that match, from behind a mark (processed_events_newest; of an account
 -- processed_events_account, about an object processed_events_object). At most so many are looked at ($10),
 -- so that what is rare costs no more than what is not; where that may not be all of them, the last row
--- says how far the walk came.
+-- says how far the walk came. It begins at the mark, or where the time ends that is asked for: of two
+-- bounds, an index may begin at the wrong one.
 with walked as materialized (
     (select received_at, route, event_id, type
      from gateway.processed_events
      where $7::text is null and $8::text is null
        and received_at >= coalesce($5, timestamptz '-infinity')
-       and received_at < coalesce($6, timestamptz 'infinity')
        and (received_at, route, event_id)
-           < (coalesce($11, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
+           < (coalesce($11, $6, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
      order by received_at desc, route desc, event_id desc
      limit $10)
     union all
@@ -18,9 +18,8 @@ with walked as materialized (
      from gateway.processed_events
      where account = $7 and coalesce(object_id = $8, $8 is null)
        and received_at >= coalesce($5, timestamptz '-infinity')
-       and received_at < coalesce($6, timestamptz 'infinity')
        and (received_at, route, event_id)
-           < (coalesce($11, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
+           < (coalesce($11, $6, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
      order by received_at desc, route desc, event_id desc
      limit $10)
     union all
@@ -28,9 +27,8 @@ with walked as materialized (
      from gateway.processed_events
      where object_id = $8 and $7::text is null
        and received_at >= coalesce($5, timestamptz '-infinity')
-       and received_at < coalesce($6, timestamptz 'infinity')
        and (received_at, route, event_id)
-           < (coalesce($11, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
+           < (coalesce($11, $6, timestamptz 'infinity'), coalesce($12, ''), coalesce($13, ''))
      order by received_at desc, route desc, event_id desc
      limit $10)
 ), matching as (
@@ -38,6 +36,7 @@ with walked as materialized (
     from walked w
     where coalesce(w.route = $1, true)
       and coalesce(w.type like $2, true)
+      and coalesce(w.received_at < $6, true)
       and ($3::text is null or (  -- not as exists, which may become a join with all deliveries
             select true from gateway.deliveries d
             where d.route = w.route and d.event_id = w.event_id and d.handler = $3))

@@ -1,0 +1,128 @@
+"""How it has been going: every step has its own, wherever the server's clock hangs."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from gateway.ledger.connection import Connection, open_pool
+from gateway.ledger.histogram import bucket_of, seconds_of
+from gateway.ledger.history import Span, read_history
+from gateway.ledger.tallies import Tallies
+from tests.support.ledger import Reader
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+LAST_HOUR = Span(length=HOUR, step=MINUTE)
+LAST_DAY = Span(length=24 * HOUR, step=HOUR)
+LAST_WEEK = Span(length=7 * 24 * HOUR, step=HOUR)
+SPANS = [LAST_HOUR, LAST_DAY, LAST_WEEK]
+ZONES = ["UTC", "Asia/Kolkata", "America/St_Johns", "Australia/Eucla"]
+"""Three of them are no whole number of hours from the first."""
+
+
+@pytest.fixture(params=ZONES)
+async def connection(
+    database_url: str, request: pytest.FixtureRequest
+) -> AsyncIterator[Connection]:
+    """In a transaction, in which now() stands still, with a server that thinks in some zone."""
+    connection = await asyncpg.connect(database_url, server_settings={"timezone": request.param})
+    transaction = connection.transaction()
+    await transaction.start()
+    yield connection
+    await transaction.rollback()
+    await connection.close()
+
+
+async def add(connection: Connection, span: Span, steps_ago: int, n: int, **place: Any) -> None:
+    table, column = ("tally_hours", "hour") if span.step >= HOUR else ("tallies", "minute")
+    values = {"route": "stripe", "handler": "", "outcome": "accepted", "times": []} | place
+    await connection.execute(
+        f"insert into gateway.{table} ({column}, route, handler, outcome, n, times)"  # noqa: S608
+        f" values (date_trunc('{column}', now(), 'UTC') - $1::interval, $2, $3, $4, $5, $6)",
+        steps_ago * span.step,
+        values["route"],
+        values["handler"],
+        values["outcome"],
+        n,
+        values["times"],
+    )
+
+
+@pytest.mark.parametrize("span", SPANS, ids=["1h", "24h", "7d"])
+async def test_each_step_has_what_happened_in_it_and_no_other(
+    connection: Connection, span: Span
+) -> None:
+    """From the first step of the span to the one that is not over; not what is before or after."""
+    for steps_ago in (-1, 0, 1, span.steps - 1, span.steps):
+        await add(connection, span, steps_ago, 1000 + steps_ago)
+    history = await read_history(connection, span)
+    now: datetime = await connection.fetchval("select now()")
+    assert history.start == _floor(now, span.step) - (span.steps - 1) * span.step
+    assert len(history.requests) == len(history.runs) == span.steps
+    assert {n: dict(step) for n, step in enumerate(history.requests) if step} == {
+        0: {"accepted": 1000 + span.steps - 1},
+        span.steps - 2: {"accepted": 1001},
+        span.steps - 1: {"accepted": 1000},
+    }
+
+
+def _floor(at: datetime, step: timedelta) -> datetime:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return epoch + (at - epoch) // step * step
+
+
+@pytest.mark.parametrize("span", SPANS, ids=["1h", "24h", "7d"])
+async def test_an_empty_ledger_has_steps_and_nothing_in_them(
+    connection: Connection, span: Span
+) -> None:
+    history = await read_history(connection, span)
+    assert len(history.requests) == span.steps
+    assert not any(history.requests)
+    assert not any(history.runs)
+    assert history.acknowledged_ms(0.5) is None
+    assert history.ran_ms(0.99) is None
+
+
+@pytest.mark.parametrize("span", [LAST_HOUR, LAST_DAY], ids=["1h", "24h"])
+async def test_routes_and_handlers_are_added_up_and_all_refusals_are_one(
+    connection: Connection, span: Span
+) -> None:
+    fast, slow = bucket_of(0.001), bucket_of(0.1)
+    of_fast, of_both = [0] * fast + [90], [0] * fast + [5] + [0] * (slow - fast - 1) + [5]
+    for route in ("stripe", "github"):
+        await add(connection, span, 0, 7, route=route)
+        await add(connection, span, 0, 2, route=route, outcome="BAD_SIGNATURE")
+        await add(connection, span, 0, 3, route=route, outcome="STALE_TIMESTAMP")
+        await add(connection, span, 0, 90, route=route, outcome="acknowledged", times=of_fast)
+        await add(connection, span, 0, 10, route=route, handler="h", outcome="done", times=of_both)
+        await add(connection, span, 0, 1, route=route, handler="h", outcome="dead")
+        await add(connection, span, 0, 9, route=route, handler="h", outcome="lost", times=of_fast)
+    history = await read_history(connection, span)
+    assert dict(history.requests[-1]) == {"accepted": 14, "refused": 10, "acknowledged": 180}
+    assert dict(history.runs[-1]) == {"done": 20, "dead": 2, "lost": 18}
+    assert history.acknowledged_ms(0.99) == pytest.approx(seconds_of(fast) * 1000)
+    assert history.ran == {fast: 10, slow: 10}, "of runs in which the handler decided"
+    assert history.ran_ms(0.99) == pytest.approx(seconds_of(slow) * 1000)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+async def test_what_is_counted_falls_into_the_hour_that_is_shown(
+    database_url: str, ledger: Reader, zone: str
+) -> None:
+    """Counted by one process, looked at by another, each with a zone of its own."""
+    tallies = Tallies()
+    pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10, timezone=zone)
+    for _ in range(2):
+        tallies.add("stripe", "", "accepted", 0.01)
+        await tallies.flush(pool)
+    await pool.close()
+    hours = await ledger.rows("select hour, n, times from gateway.tally_hours")
+    assert [row["hour"] == _floor(row["hour"], HOUR) for row in hours] == [True] * len(hours)
+    assert sum(row["n"] for row in hours) == 2
+    assert sum(sum(row["times"]) for row in hours) == 2
+    reader = await asyncpg.connect(database_url)
+    history = await read_history(reader, LAST_DAY)
+    await reader.close()
+    assert sum(step.get("accepted", 0) for step in history.requests) == 2
