@@ -24,18 +24,29 @@ $$;
 
 -- What follows is all that they may do: what an older version of this file gave is taken back.
 revoke all on all tables in schema gateway from gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
+revoke all on all sequences in schema gateway from gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
 revoke create on schema gateway from public;
 grant usage on schema gateway to gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
 grant select on gateway.migrations to gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
 
+-- Tables by the day: all may have them made ahead. Dropping one whose day has come is what retention does.
+grant usage on sequence gateway.payload_ids to gateway_serve, gateway_worker, gateway_operator;
+grant execute on function gateway.make_partitions() to gateway_serve, gateway_worker, gateway_operator;
+grant execute on function gateway.detach_partition(text, date), gateway.drop_partition(text, date)
+    to gateway_worker, gateway_operator;
+
 -- `gateway serve`: takes events in, and can neither read a payload nor change or remove an event.
 grant insert, select (
     route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
-    replay_of, spooled, reconciled, verified_by, clock_s, key_id, unverified
+    replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, trace
 ) on gateway.processed_events to gateway_serve;
+grant insert on gateway.payloads to gateway_serve;
+grant select on gateway.retention to gateway_serve;
 grant select, insert, update (due_at) on gateway.deliveries to gateway_serve;  -- due_at: whose turn it is
 grant select on gateway.handlers, gateway.pauses, gateway.workers to gateway_serve;
 grant select, insert on gateway.refusals to gateway_serve;
+grant select on gateway.reconciliations to gateway_serve;  -- for /metrics, as the next
+grant select (route, status, closed_at) on gateway.gaps to gateway_serve;
 -- What is refused it writes down and trims, and cannot read again.
 grant insert, delete, select (id, route, at, code, cause, sender, size) on gateway.rejected to gateway_serve;
 grant select, insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.secret_uses, gateway.reloads
@@ -45,7 +56,9 @@ grant select, insert, update, delete on gateway.alert_messages to gateway_serve;
 
 -- `gateway worker`: runs handlers, keeps retention, reconciles. Payloads are what it works with.
 grant select, insert, update, delete on gateway.processed_events, gateway.deliveries to gateway_worker;
-grant select, insert, delete, update (sealed, key_id) on gateway.attempts to gateway_worker;
+grant select, insert, delete, update (until) on gateway.payloads, gateway.attempts to gateway_worker;
+grant select on gateway.payloads_default, gateway.attempts_default, gateway.partitions to gateway_worker;
+grant select, insert, update on gateway.retention to gateway_worker;
 grant select, insert, update, delete on gateway.effects, gateway.once_keys to gateway_worker;
 grant select, insert, update, delete on gateway.workers, gateway.places to gateway_worker;
 grant select, insert, update on gateway.handlers to gateway_worker;
@@ -62,11 +75,13 @@ grant select, insert, update, delete on gateway.alert_messages to gateway_worker
 
 -- The commands, and `gateway serve` where it has an Admin API: `grant gateway_operator to serve`.
 grant select on all tables in schema gateway to gateway_operator;
-grant insert, update, delete on gateway.processed_events, gateway.deliveries to gateway_operator;
+grant insert, update, delete on gateway.processed_events, gateway.payloads, gateway.deliveries to gateway_operator;
 grant update, delete on gateway.attempts, gateway.effects to gateway_operator;
+grant insert, update on gateway.retention to gateway_operator;
 grant insert, update, delete on gateway.once_keys to gateway_operator;
 grant insert, update, delete on gateway.audit, gateway.bulk_orders to gateway_operator;
 grant insert, update, delete on gateway.pauses to gateway_operator;
+grant insert, delete on gateway.ended_sessions to gateway_operator;
 grant insert, update on gateway.reconciliations to gateway_operator;
 grant insert, update, delete on gateway.gaps to gateway_operator;
 grant update on gateway.alert_messages to gateway_operator;
@@ -78,10 +93,15 @@ grant insert, update on gateway.totals to gateway_operator;
 -- People who look: everything but payloads, headers and what outside calls have answered.
 grant select (
     route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
-    replay_of, spooled, reconciled, verified_by, clock_s, key_id, unverified
+    replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, trace
 ) on gateway.processed_events to gateway_readonly;
+grant select (id, until, route, event_id, key_id) on gateway.payloads to gateway_readonly;
+grant select (
+    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
+    replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, key_id, trace
+) on gateway.events to gateway_readonly;
 grant select (delivery_id, name, status, calls, begun_at, finished_at, key_id) on gateway.effects to gateway_readonly;
-grant select (delivery_id, number, started_at, finished_at, outcome, error, key_id) on gateway.attempts to gateway_readonly;
+grant select (delivery_id, number, started_at, finished_at, outcome, error, key_id, until) on gateway.attempts to gateway_readonly;
 grant select (
     id, route, at, code, cause, detail, shadow, method, path, address, sender, body_bytes, digest, key_id, size,
     released_at, released_as
@@ -90,5 +110,5 @@ grant select on
     gateway.deliveries, gateway.workers, gateway.handlers, gateway.places, gateway.once_keys,
     gateway.pauses, gateway.audit, gateway.bulk_orders, gateway.reconciliations, gateway.gaps, gateway.refusals,
     gateway.tallies, gateway.tally_hours, gateway.causes, gateway.totals, gateway.alerts, gateway.alert_messages,
-    gateway.secret_uses, gateway.reloads
+    gateway.secret_uses, gateway.reloads, gateway.retention, gateway.partitions
 to gateway_readonly;

@@ -10,7 +10,8 @@ GatewayError
 │   └── SpoolUnavailable
 ├── ProviderFailed       a provider's API refuses us, or does not answer; one line says why
 │   └── RateLimited      it is to be asked again later
-├── CannotOpen           what is kept encrypted cannot be read
+├── CannotOpen           what is kept, or should be, cannot be read
+│   ├── PayloadGone      it is not there any more: nothing is run without it
 │   ├── KeyMissing       its key is not in the ring: the operator must put it back
 │   └── SealBroken       it was changed, or moved from another row
 ├── SchemaMismatch       the ledger's schema and this code do not fit: migrate, or upgrade the code
@@ -180,7 +181,11 @@ class RateLimited(ProviderFailed):
 
 
 class CannotOpen(GatewayError):
-    """What is kept encrypted cannot be read."""
+    """What is kept encrypted cannot be read, or is not kept any more."""
+
+
+class PayloadGone(CannotOpen):
+    """An event that is to be run has lost its payload, as it never should."""
 
 
 class KeyMissing(CannotOpen):

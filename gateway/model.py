@@ -249,3 +249,7 @@ class Lease:
     """Of all its runs ever, the number of this one."""
     sealed: bytes | None = None
     """Headers and body, where they are kept sealed: the event has none until they are opened."""
+    trace: str | None = None
+    """Where the event was received, as a `traceparent`; None where nothing was traced."""
+    payload_kept: bool = True
+    """False: the event has no headers and no body, and is not what was received."""

@@ -15,27 +15,30 @@ from starlette.applications import Starlette
 from starlette.types import Lifespan
 
 from gateway.alerts.teller import telling
-from gateway.api.front import FrontOffice, metrics_guard
-from gateway.api.guard import TokenGuard
+from gateway.api.front import FrontOffice
 from gateway.console.front import console_access, console_routes
 from gateway.errors import ConfigInvalid, StorageUnavailable
 from gateway.hangup import Hangup
+from gateway.ledger.budget import SERVE_CONNECTIONS, warn_of_shortage
 from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     LOST,
     PREPARED_ONCE,
+    Opener,
     close_quietly,
-    connect,
     describe,
 )
 from gateway.ledger.migrate import check_version
+from gateway.ledger.partitions import DaysAhead
 from gateway.ledger.rejected import Bounds
 from gateway.ledger.sealed import vault_of
 from gateway.ledger.secret_uses import SecretUses
 from gateway.ledger.tallies import Tallies, keeping
+from gateway.metrics.serve import Metrics, pulsing
 from gateway.project import Project, database_url, missing_public_url, redis_url
-from gateway.queue.handoff import HandOff, connect_redis
+from gateway.queue.connecting import connect_redis
+from gateway.queue.handoff import HandOff
 from gateway.receive.address import Addresses
 from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
@@ -44,10 +47,10 @@ from gateway.receive.deadlines import Deadlines
 from gateway.receive.door import Door, Reception
 from gateway.receive.endpoint import Endpoint
 from gateway.receive.gate import Gate
+from gateway.receive.guard import TokenGuard, metrics_guard
 from gateway.receive.keyring import Keyring, tell_expired
 from gateway.receive.limits import Strangers
 from gateway.receive.listening import Server, descriptors_for, listen
-from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import BoundedHttpProtocol, State
 from gateway.receive.queue_door import QueueDoor
 from gateway.receive.queues import Queues
@@ -59,8 +62,11 @@ from gateway.receive.unknown import UnknownPaths
 from gateway.redaction import RedactAt
 from gateway.routes import AlertDestinations, Route, check_alerts
 from gateway.spool.spool import SPOOL_DIRECTORY, Spool
+from gateway.sweep.sweeper import MISSED_ROUNDS
+from gateway.traces.opening import open_traces
 
 KEEP_ALIVE_S: Final = 75
+CHECK: Final = "gateway check"
 BESIDE_HANDLERS: Final = {**PREPARED_ONCE, "lock_timeout": "1s"}
 """A handler that publishes holds the job's key until it ends. Whoever publishes the same key over
 HTTP waits for it, with the jobs of its batch: not for long, and never together with webhooks."""
@@ -74,18 +80,27 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
     hand_off = HandOff(connect_redis(redis_url(settings)), max_depth=settings.queue_depth)
     longest_s = max((r.ack_within.total_seconds() for r in project.config.routes), default=0)
     patience_s = max(COMMAND_TIMEOUT_S, longest_s)
-    claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=patience_s)
-    jobs_claimer = Claimer(
-        url, on_accepted=hand_off.offer, patience_s=patience_s, settings=BESIDE_HANDLERS
-    )
     metrics, tallies, uses = Metrics(), Tallies(), SecretUses()
+    claimer = Claimer(url, on_accepted=hand_off.offer, patience_s=patience_s, watcher=metrics)
+    jobs_claimer = Claimer(
+        url,
+        on_accepted=hand_off.offer,
+        patience_s=patience_s,
+        settings=BESIDE_HANDLERS,
+        watcher=metrics,
+    )
     metrics.watch_secrets(uses)
+    metrics.watch_claims(claimer, jobs_claimer)
+    metrics.watch_handoffs(hand_off.counts)
+    metrics.watch_redis(lambda: hand_off.is_reachable, hand_off.ask)
+    metrics.watch_ledger(url, lately=settings.sweep * MISSED_ROUNDS)
     spool = _spool(project, claimer)
     if spool is not None:
         metrics.watch(spool)
     addresses = Addresses(settings.trusted_proxies)
     strangers = Strangers(addresses, settings.refused_rate)
     metrics.count_refused(strangers)
+    traces = open_traces(on=settings.traces == "on", process="serve")
     reception = Reception(
         registry=project.registry,
         claimer=claimer,
@@ -96,6 +111,13 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         addresses=addresses,
         strangers=strangers,
         vault=vault_of(project.config, project.ring),
+        traces=traces,
+    )
+    admission = reception.admission
+    metrics.watch_requests(
+        requests=lambda: admission.requests,
+        size=lambda: admission.bytes,
+        connections=state.connections,
     )
     refused = _refused(project, metrics)
     keyrings = _keyrings(project, uses)
@@ -117,12 +139,14 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
 
     reloader = Reloader(project, keyrings, metrics=metrics, on_done=take)
 
+    checking = Opener(url, name=CHECK)
+
     async def check() -> None:
         if not (claimer.working and jobs_claimer.working):
             raise StorageUnavailable("a claim flusher has ended")
         if spool is not None and not spool.working:
             raise StorageUnavailable("a part of the spool has ended")
-        await check_ledger(url)
+        await check_ledger(checking)
 
     def can_spool() -> bool:
         return _spools(project) and spool is not None and spool.working and claimer.working
@@ -139,7 +163,7 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         ),
         readiness=Readiness(check, can_spool=can_spool, is_stopping=lambda: state.stopping),
         metrics=metrics,
-        routes=[*front.routes, *console_routes(settings, access, front)],
+        routes=[*front.routes, *console_routes(settings, access, front, addresses)],
         guard_metrics=metrics_guard(settings, guard),
         lifespan=_lifespan(
             (claimer, jobs_claimer),
@@ -148,7 +172,7 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
             queues,
             front,
             refused,
-            keeping(tallies, uses, url=url, every=settings.sweep),
+            keeping(tallies, uses, DaysAhead(), url=url, every=settings.sweep),
             telling(
                 url,
                 alerts=project.config.alerts,
@@ -156,6 +180,8 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
                 every=settings.sweep,
             ),
             reloader.obeying(hangup),
+            pulsing(metrics),
+            *([] if traces is None else [traces.closing()]),
         ),
     )
 
@@ -204,7 +230,8 @@ def _refused(project: Project, metrics: Metrics) -> Refused:
 def make_recorder(project: Project) -> Recorder:
     """What finds out causes, with the secrets as they are now."""
     secrets = [secret.reveal() for own in project.secrets.values() for secret in own]
-    tokens = (project.settings.admin_token, project.settings.metrics_token)
+    settings = project.settings
+    tokens = (settings.admin_token, settings.metrics_token, settings.read_token)
     secrets += [token.get_secret_value().encode() for token in tokens if token is not None]
     examiner = Examiner(project.config.routes, project.secrets, public_url(project))
     scrubber = Scrubber(secrets, examiner.token_headers)
@@ -311,11 +338,16 @@ def _lifespan(
     return lifespan
 
 
-async def check_ledger(url: str) -> None:
-    """Raises StorageUnavailable or SchemaMismatch where events could not be claimed."""
-    connection = await connect(url, name="gateway check")
+async def check_ledger(opener: Opener, *, needed: int | None = None) -> None:
+    """Raises StorageUnavailable or SchemaMismatch where events could not be claimed.
+
+    Tells in the log where there are not as many connections as are needed.
+    """
+    connection = await opener.reach()
     try:
         await check_version(connection)
+        if needed is not None:
+            await warn_of_shortage(connection, needed)
     except LOST as error:
         raise StorageUnavailable(f"Postgres does not answer: {describe(error)}") from error
     finally:
@@ -339,7 +371,7 @@ async def serve(
     )
     app = build_app(project, state, hangup or Hangup())
     try:
-        await check_ledger(database_url(settings))
+        await check_ledger(Opener(database_url(settings), name=CHECK), needed=SERVE_CONNECTIONS)
     except StorageUnavailable as error:
         if not _spools(project):
             raise

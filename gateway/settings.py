@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -14,10 +14,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from gateway.development import SECRETS_FILE, read_up
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Rate
+from gateway.notation import redis_urls
+from gateway.notation.hosts import split_hosts
 from gateway.notation.networks import NetworksText
 from gateway.notation.problems import HIDDEN, Unexpected, one_of, refusals
 from gateway.notation.quantities import Duration, Size, holding, lasting
 from gateway.notation.rates import RateText
+from gateway.notation.redis_urls import read_redis_url
 from gateway.secrets import BEARER_EXPECTED, BEARER_PATTERN
 
 PREFIX: Final = "GATEWAY_"
@@ -29,11 +32,9 @@ DAY: Final = timedelta(days=1)
 
 def _schemes(*schemes: str) -> AfterValidator:
     def check(url: SecretStr) -> SecretStr:
-        scheme, _, rest = url.get_secret_value().partition("://")
-        if scheme not in schemes or not rest:
-            allowed = " or ".join(f"{scheme}://..." for scheme in schemes)
-            raise Unexpected(found=HIDDEN, expected=f"a URL: {allowed}")
-        if not _is_readable(url.get_secret_value()):
+        text = url.get_secret_value()
+        _check_scheme(text, schemes)
+        if not _is_readable(text):
             raise Unexpected(
                 found=HIDDEN,
                 expected="a URL with a port from 1 to 65535, and a percent-encoded password",
@@ -43,18 +44,38 @@ def _schemes(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _redis() -> AfterValidator:
+    def check(url: SecretStr) -> SecretStr:
+        text = url.get_secret_value()
+        _check_scheme(text, redis_urls.SCHEMES)
+        try:
+            read_redis_url(text)
+        except ValueError:
+            raise Unexpected(found=HIDDEN, expected=redis_urls.EXPECTED) from None
+        return url
+
+    return AfterValidator(check)
+
+
+def _check_scheme(url: str, schemes: Sequence[str]) -> None:
+    scheme, _, rest = url.partition("://")
+    if scheme not in schemes or not rest:
+        allowed = " or ".join(f"{scheme}://..." for scheme in schemes)
+        raise Unexpected(found=HIDDEN, expected=f"a URL: {allowed}")
+
+
 def _is_readable(url: str) -> bool:
     """Whether the libraries can read it: what they cannot, they quote, password and all."""
+    return all(map(_is_readable_alone, split_hosts(url)))
+
+
+def _is_readable_alone(url: str) -> bool:
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         return False
-    if parts.fragment or port == 0:
-        return False
-    return (
-        parts.scheme not in {"redis", "rediss"} or re.fullmatch(r"(/\d*)?", parts.path) is not None
-    )
+    return not parts.fragment and port != 0
 
 
 def _bearer() -> AfterValidator:
@@ -95,7 +116,7 @@ class Settings(BaseSettings):
         default=None,
         description="The Postgres database that holds the ledger and your own tables.",
     )
-    redis_url: Annotated[SecretStr, _schemes("redis", "rediss", "unix")] | None = Field(
+    redis_url: Annotated[SecretStr, _redis()] | None = Field(
         default=None,
         description="The Redis through which workers are woken.",
     )
@@ -110,13 +131,19 @@ class Settings(BaseSettings):
     host: str = Field(
         default="127.0.0.1",
         pattern=r"^[^\s/@]+$",
-        description="The address on which `gateway serve` listens.",
+        description="The address on which processes listen.",
     )
     port: int = Field(
         default=8000,
         ge=0,
         le=65_535,
         description="The port on which `gateway serve` listens; 0 takes any free one.",
+    )
+    worker_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="The port on which a worker shows /healthz, /readyz and /metrics.",
     )
     lease: Annotated[Duration, lasting(SECOND, HOUR)] = Field(
         default=15 * SECOND,
@@ -134,6 +161,10 @@ class Settings(BaseSettings):
         default=timedelta(0),
         description="How long `gateway serve` goes on answering, not ready, when told to stop.",
     )
+    traces: Literal["on", "off"] = Field(
+        default="off",
+        description="Whether to send OpenTelemetry spans; where to, the `OTEL_...` variables say.",
+    )
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto",
         description="How log lines look; `auto` is `console` on a terminal and `json` elsewhere.",
@@ -147,6 +178,12 @@ class Settings(BaseSettings):
         ge=1,
         le=1000,
         description="How many deliveries one worker runs at once.",
+    )
+    handler_connections: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="How many Postgres connections the handlers of one worker share.",
     )
     max_connections: int = Field(
         default=10_000,

@@ -9,6 +9,13 @@ import httpx
 import structlog
 
 from gateway.alerts.teller import Teller
+from gateway.ledger.budget import (
+    LEASE_CONNECTIONS,
+    LEDGER_CONNECTIONS,
+    handler_connections,
+    warn_of_shortage,
+    worker_connections,
+)
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     PREPARED_ONCE,
@@ -26,18 +33,23 @@ from gateway.ledger.sealed import vault_of
 from gateway.ledger.sessions import Sessions
 from gateway.ledger.tallies import Tallies, TallyKeeper
 from gateway.ledger.turns import StuckTurns, keep_policies
+from gateway.metrics.worker import WorkerMetrics
 from gateway.outbound.client import Client
+from gateway.probes import Port, Probes
 from gateway.project import Project, database_url
+from gateway.receive.address import Addresses
+from gateway.receive.guard import TokenGuard, metrics_guard
+from gateway.receive.limits import Strangers
 from gateway.reconcile.schedule import Schedule
 from gateway.run.bench import Workbench
 from gateway.run.forward import Forwarder
 from gateway.run.intake import Intake
 from gateway.run.resources import OpenResources
 from gateway.run.runner import Runner
-from gateway.sweep.sweeper import Sweeper
+from gateway.run.vitals import Vitals
+from gateway.sweep.sweeper import MISSED_ROUNDS, Sweeper
+from gateway.traces.opening import open_traces
 
-LEASE_CONNECTIONS: Final = 2
-LEDGER_CONNECTIONS: Final = 4
 LEDGER_COMMAND_S: Final = 10.0
 CLOSE_S: Final = 2.0
 
@@ -55,6 +67,7 @@ class Worker:
         self._subscriptions = tuple(map(forwarder.bind, project.registry.subscriptions))
         self._url = database_url(project.settings)
         self._vault = vault_of(project.config, project.ring)
+        self._traces = open_traces(on=project.settings.traces == "on", process="worker")
         self._resources = OpenResources(project.registry.resources)
         self._tasks: list[asyncio.Task[None]] = []
         self._pools: list[Pool] = []
@@ -64,19 +77,35 @@ class Worker:
         self._sweeper: Sweeper | None = None
         self._tallies = Tallies()
         self._keeper: TallyKeeper | None = None
+        self.metrics = WorkerMetrics()
+        self._vitals = Vitals(sweep=project.settings.sweep, lease=project.settings.lease)
+        self._port = self._make_port()
+        self._watch()
+        self._pulsing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Checks the ledger once, then works; from then on it waits out a Postgres that is away."""
+        self._pulsing = asyncio.create_task(self._vitals.pulse.beat_forever(), name="pulse")
+        if self._port is not None:
+            self._port.start()
+        try:
+            await self._start()
+        except BaseException:
+            self._end_port()
+            raise
+
+    async def _start(self) -> None:
         connection = await connect(self._url, name="gateway worker")
         try:
             await check_version(connection)
             await self._announce_policies(connection)
             search_path = await users_search_path(connection)
             durable = await durable_settings(connection)
+            await warn_of_shortage(connection, worker_connections(self._settings))
         finally:
             await connection.close()
         resources = await self._resources.open()
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(30, connect=5))
+        self._http = self._client()
         bench = await self._workbench(self._http, search_path, durable, resources)
         self._runner, self._sweeper = await self._assemble(bench)
         self._keeper = TallyKeeper(self._tallies, ledger=bench.ledger, every=self._settings.sweep)
@@ -88,6 +117,7 @@ class Worker:
             asyncio.create_task(self._teller(bench.ledger).tell_forever(), name="alerts"),
             asyncio.create_task(self._schedule(bench.ledger).run_forever(), name="reconcile"),
         ]
+        self._vitals.watch(self._runner, self._tasks)
         handlers = len(self._subscriptions)
         log.info("worker_started", handlers=handlers, slots=self._settings.concurrency)
 
@@ -121,7 +151,50 @@ class Worker:
         await self._pushing.aclose()
         if self._http is not None:
             await self._http.aclose()
+        if self._traces is not None:
+            await self._traces.close()
+        self._end_port()
         log.info("worker_stopped")
+
+    def _watch(self) -> None:
+        """Lets the metrics read what they tell when they are asked."""
+        metrics, settings = self.metrics, self._settings
+        metrics.watch_loop(self._vitals.pulse)
+        metrics.watch_ledger(self._url, lately=settings.sweep * MISSED_ROUNDS)
+        metrics.watch_slots(settings.concurrency, lambda: self._runner.busy if self._runner else 0)
+        metrics.expect(subscription.key for subscription in self._subscriptions)
+
+    def _client(self) -> httpx.AsyncClient:
+        timeout = httpx.Timeout(30, connect=5)
+        if self._traces is None:
+            return httpx.AsyncClient(timeout=timeout)
+        from gateway.run.traced import TracedClient  # opentelemetry
+
+        return TracedClient(self._traces, timeout=timeout)
+
+    def _make_port(self) -> Port | None:
+        """None where the settings name none."""
+        settings = self._settings
+        if settings.worker_port is None:
+            return None
+        addresses = Addresses(settings.trusted_proxies)
+        guard = TokenGuard(Strangers(addresses, settings.refused_rate), self.metrics.admin_refused)
+
+        def app() -> Probes:
+            return Probes(
+                stuck=self._vitals.stuck,
+                not_ready=self._vitals.not_ready,
+                metrics=self.metrics.show,
+                guard=metrics_guard(settings, guard),
+            )
+
+        return Port(settings.host, settings.worker_port, app)
+
+    def _end_port(self) -> None:
+        if self._pulsing is not None:
+            self._pulsing.cancel()
+        if self._port is not None:
+            self._port.stop()
 
     def hurry(self) -> None:
         """Ends the grace time of a stop that is under way."""
@@ -142,11 +215,17 @@ class Worker:
         durable: Mapping[str, str],
         resources: Mapping[str, Any],
     ) -> Workbench:
-        self._sessions = Sessions(
-            self._url, name="gateway worker handlers", search_path=search_path, **durable
+        sessions = self._sessions = Sessions(
+            self._url,
+            name="gateway worker handlers",
+            most=handler_connections(self._settings),
+            search_path=search_path,
+            **durable,
         )
+        most = handler_connections(self._settings)
+        self.metrics.watch_connections("handlers", lambda: (*sessions.use, most))
         return Workbench(
-            work=self._sessions,
+            work=sessions,
             ledger=await self._pool(
                 "ledger", LEDGER_CONNECTIONS, command_timeout_s=LEDGER_COMMAND_S, **durable
             ),
@@ -158,6 +237,8 @@ class Worker:
             api_keys=self._project.api_keys,
             resources=resources,
             tallies=self._tallies,
+            metrics=self.metrics,
+            traces=self._traces,
             on_retry=self._expect,
             on_published=self.hint,
         )
@@ -176,6 +257,7 @@ class Worker:
             subscriptions=self._subscriptions,
             lease=settings.lease,
             scan_every=settings.sweep,
+            metrics=self.metrics,
         )
         runner = Runner(
             subscriptions=self._subscriptions,
@@ -188,10 +270,12 @@ class Worker:
         sweeper = Sweeper(
             bench.ledger,
             pruner=Pruner(self._project.config.retention, audit=settings.audit_retention),
+            retention=self._project.config.retention,
             rejected=settings.rejected_retention,
             handlers=[s.key for s in self._subscriptions],
             turns=StuckTurns(),
             tallies=self._tallies,
+            metrics=self.metrics,
             every=settings.sweep,
             lease=settings.lease,
             renew=runner.beat,
@@ -234,6 +318,7 @@ class Worker:
             **server_settings,
         )
         self._pools.append(pool)
+        self.metrics.watch_pool(name, pool)
         return pool
 
     def _expect(self, delay: timedelta) -> None:

@@ -3,22 +3,16 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from pydantic import SecretStr
-from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from gateway.api.guard import TokenGuard
 from gateway.api.http import routes
 from gateway.api.office import Background, Office
 from gateway.api.operations import OPERATIONS
+from gateway.ledger.budget import OFFICE_CONNECTIONS
 from gateway.ledger.connection import Pool, open_pool
 from gateway.project import Project, database_url
-from gateway.receive.answers import Answer
-from gateway.secrets import Secret
-from gateway.settings import Settings
+from gateway.receive.guard import TokenGuard, secret_of
 
-CONNECTIONS: Final = 4
-"""However many people look at once, claims find room in Postgres."""
 COMMAND_S: Final = 30.0
 
 
@@ -62,7 +56,7 @@ class FrontOffice:
             self._pool = await open_pool(
                 database_url(self._project.settings),
                 name="gateway api",
-                size=CONNECTIONS,
+                size=OFFICE_CONNECTIONS,
                 command_timeout_s=COMMAND_S,
             )
 
@@ -87,14 +81,3 @@ class FrontOffice:
             background=self._background,
             loaded=self._project,
         )
-
-
-def metrics_guard(settings: Settings, guard: TokenGuard) -> Callable[[Request], Answer | None]:
-    """Who may not read /metrics: nobody, unless there is a token to ask for."""
-    given = (settings.metrics_token, settings.admin_token, settings.read_token)
-    tokens = [token for token in map(secret_of, given) if token is not None]
-    return lambda request: guard.refusal(request, *tokens) if tokens else None
-
-
-def secret_of(token: SecretStr | None) -> Secret | None:
-    return None if token is None else Secret(token.get_secret_value().encode())

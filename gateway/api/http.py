@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api.guard import TokenGuard
 from gateway.api.office import Office
 from gateway.api.openapi import describe_api
 from gateway.api.operation import PREFIX, Operation, Params
@@ -31,6 +30,7 @@ from gateway.errors import (
 from gateway.ledger.connection import TROUBLE, describe
 from gateway.notation.problems import one_of, refusals
 from gateway.receive.answers import RETRY_AFTER_S
+from gateway.receive.guard import TokenGuard
 from gateway.secrets import Secret, is_borne
 
 LARGEST_BODY: Final = 64 * 1024

@@ -267,6 +267,7 @@ class PrunedAnswer(TypedDict):
     payloads: int
     dead: int
     audit: int
+    days: int
     looked_at: int
     left_alone: list[str]
     next: str | None

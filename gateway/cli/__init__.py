@@ -25,6 +25,7 @@ from gateway.cli import (
     show,
     start,
     status,
+    version,
 )
 from gateway.cli.help import join_lines
 from gateway.cli.output import complain
@@ -47,7 +48,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    alerts, orders, pause, forget, rekey, reconcile, rejected,
+    alerts, orders, pause, forget, rekey, reconcile, rejected, version,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

@@ -45,11 +45,12 @@ def prune(dry_run: DryRun = False, url: Url = None) -> None:
     console().print(
         f"{'Past their retention' if dry_run else 'Forgotten'}: {total['keys']:,} events, "
         f"{total['payloads']:,} payloads, {total['dead']:,} dead letters, "
-        f"{total['audit']:,} audit rows."
+        f"{total['audit']:,} audit rows, {total['days']:,} days of payloads or attempts."
     )
     for route in total["left_alone"]:
         console().print(
-            f"Route {printable(route)} is not in the configuration: what it has is kept.",
+            f"Route {printable(route)} is not in the configuration:"
+            " its keys are kept, and its payloads until their day.",
             markup=False,
         )
 

@@ -18,10 +18,11 @@ from gateway.cli.output import complain, console
 from gateway.hangup import Hangup
 from gateway.ledger.connection import describe
 from gateway.logs import configure_logs
+from gateway.notify import Notifier
 from gateway.project import Project, load_project, redis_url
 from gateway.providers import Provider
 from gateway.queue.cancellation import end
-from gateway.queue.worker import listen_forever
+from gateway.queue.worker import Link, listen_forever
 from gateway.routes import Route
 from gateway.server import serve as run_server
 from gateway.settings import load_settings
@@ -157,6 +158,7 @@ def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
     Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, and of the secrets only what `api_key` and
     `forward` refer to. Run as many as you like.
     SIGTERM finishes what runs within GATEWAY_GRACE and hands the rest back; a second one at once.
+    GATEWAY_WORKER_PORT opens a port for /healthz, /readyz and /metrics.
     """
     hangup = Hangup()
     hangup.listen()
@@ -168,7 +170,8 @@ def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
 async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangup: Hangup) -> None:
     settings = project.settings
     queue = redis_url(settings)
-    worker = Worker(project)
+    worker, link = Worker(project), Link()
+    worker.metrics.watch_queue(lambda: link.is_up, lambda: link.restarts)
     stopping = asyncio.Event()
 
     def stop() -> None:
@@ -183,7 +186,7 @@ async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangu
         await _end_with_parent()
     await worker.start()
     _say_ready(ready_fd)
-    listening = asyncio.create_task(listen_forever(queue, worker.hint))
+    listening = asyncio.create_task(listen_forever(queue, worker.hint, link))
     failed = asyncio.create_task(worker.wait_failed())
     stopped = asyncio.create_task(stopping.wait())
     with hangup.obeyed_by(_tell_to_restart):
@@ -202,6 +205,8 @@ def _tell_to_restart() -> None:
 
 
 def _say_ready(ready_fd: int | None) -> None:
+    """To `gateway up`, or to systemd."""
+    Notifier().started()
     if ready_fd is not None:
         os.write(ready_fd, b"!")
         os.close(ready_fd)

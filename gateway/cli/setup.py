@@ -14,6 +14,7 @@ from gateway.development import stand_ins
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate as apply_migrations
 from gateway.ledger.migrate import read_schema
+from gateway.ledger.partitions import prepare
 from gateway.notation.quantities import format_duration, format_rate
 from gateway.operate.status.secrets import find_expiries
 from gateway.project import database_url, load_project
@@ -54,7 +55,9 @@ async def _migrate(url: str, config: Config) -> tuple[str, ...]:
     files = read_schema(config.schema)
     connection = await connect(url, name="gateway migrate")
     try:
-        return await apply_migrations(connection, files)
+        applied = await apply_migrations(connection, files)
+        await prepare(connection, config.retention)
+        return applied
     finally:
         await connection.close()
 

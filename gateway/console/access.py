@@ -6,8 +6,9 @@ import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -37,6 +38,9 @@ class Visitor:
 
     name: str
     role: Role
+    session: str = ""
+    """What tells it from others; none where nobody is asked."""
+    until: datetime | None = None
 
     @property
     def may_order(self) -> bool:
@@ -86,7 +90,7 @@ class Access:
         shown = "".join(filter(str.isprintable, name)).strip()[:LONGEST_NAME]
         content = [role, shown, int(self._clock()) + SESSION_S, secrets.token_hex(NONCE_BYTES)]
         body = urlsafe_b64encode(orjson.dumps(content)).decode()
-        return f"{body}.{self._sign(body)}"
+        return f"{body}.{self._sign('session', body)}"
 
     def recognise(self, session: str | None) -> Visitor | None:
         """Who holds this session, if it is one of ours and has not run out."""
@@ -95,15 +99,31 @@ class Access:
         if session is None or len(session) > LONGEST_COOKIE or not session.isascii():
             return None
         body, _, signature = session.partition(".")
-        if not hmac.compare_digest(self._sign(body), signature):
+        if not hmac.compare_digest(self._sign("session", body), signature):
             return None
-        role, name, until, _ = orjson.loads(urlsafe_b64decode(body))
+        role, name, until, nonce = orjson.loads(urlsafe_b64decode(body))
         if until < self._clock() or role not in self._tokens:
             return None
-        return Visitor(name=name, role=Role(role))
+        ends_at = datetime.fromtimestamp(until, UTC)
+        return Visitor(name=name, role=Role(role), session=nonce, until=ends_at)
 
-    def _sign(self, body: str) -> str:
-        return hmac.digest(self._key, body.encode(), "sha256").hex()
+    def remember(self) -> str:
+        """A mark for a browser that was let in: wrong tokens from elsewhere are not held against
+        whoever comes back with it."""
+        nonce = secrets.token_hex(NONCE_BYTES)
+        return f"{nonce}.{self._sign('browser', nonce)}"
+
+    def known_browser(self, mark: str | None) -> str | None:
+        """Which browser this is, if it was let in once."""
+        if mark is None or len(mark) > LONGEST_COOKIE or not mark.isascii():
+            return None
+        nonce, _, signature = mark.partition(".")
+        is_ours = hmac.compare_digest(self._sign("browser", nonce), signature)
+        return nonce if is_ours else None
+
+    def _sign(self, kind: str, body: str) -> str:
+        """For one use: what is good for another is no session."""
+        return hmac.digest(self._key, f"{kind} {body}".encode(), "sha256").hex()
 
 
 def _session_key(tokens: Iterable[Secret]) -> bytes:
@@ -135,19 +155,22 @@ class Patience:
     """After a few wrong tokens an address waits, twice as long each time.
 
     The addresses are bounded: whoever has more of them than are remembered has not gained much
-    against a token that nobody guesses.
+    against a token that nobody guesses. None is nobody's own address, for which no one waits: it
+    would be the person with the token, sooner or later.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failures: OrderedDict[str, _Failures] = OrderedDict()
+        self._failures: OrderedDict[Hashable, _Failures] = OrderedDict()
 
-    def wait_s(self, address: str) -> float:
+    def wait_s(self, address: Hashable | None) -> float:
         """How long this address still has to wait."""
         failures = self._failures.get(address)
         return 0.0 if failures is None else max(0.0, failures.until - self._clock())
 
-    def failed(self, address: str) -> None:
+    def failed(self, address: Hashable | None) -> None:
+        if address is None:
+            return
         failures = self._failures.pop(address, None) or _Failures()
         failures.count += 1
         tries = failures.count - FREE_TRIES
@@ -158,5 +181,5 @@ class Patience:
         while len(self._failures) > MOST_ADDRESSES:
             self._failures.popitem(last=False)
 
-    def succeeded(self, address: str) -> None:
+    def succeeded(self, address: Hashable | None) -> None:
         self._failures.pop(address, None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 WIDTH: Final = 640
 HEIGHT: Final = 120
@@ -51,7 +51,7 @@ class Chart:
         sums = [sum(series.values[n] for series in self.series) for n in range(bars)]
         most = _scale(max(sums, default=0))
         wide = WIDTH / bars
-        drawn = Markup("").join(self._bar(n, wide, most) for n in range(bars) if sums[n])
+        drawn = "".join(self._bar(n, wide, most) for n in range(bars) if sums[n])
         told = ", ".join(f"{series.name} {series.total:,}" for series in self.series)
         return Markup(
             '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">'
@@ -66,10 +66,10 @@ class Chart:
             top=TOP + 6,
             most=f"{most:,}",
             ticks=self._ticks(bars, wide),
-            bars=drawn,
+            bars=Markup(drawn),  # noqa: S704 (made here, of numbers and our own words)
         )
 
-    def _bar(self, n: int, wide: float, most: int) -> Markup:
+    def _bar(self, n: int, wide: float, most: int) -> str:
         floor, room = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP - 6
         y, pieces, told = float(floor), [], []
         for series in self.series:
@@ -78,19 +78,15 @@ class Chart:
                 continue
             tall = max(room * value / most, 1.0)
             y -= tall
+            # All of it is ours, so nothing is to be escaped; and there are a thousand of them.
             pieces.append(
-                Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
-                    series.kind,
-                    f"{n * wide:.2f}",
-                    f"{y:.2f}",
-                    f"{max(wide - GAP, 1):.2f}",
-                    f"{tall:.2f}",
-                )
+                f'<rect class="{series.kind}" x="{n * wide:.2f}" y="{y:.2f}"'
+                f' width="{max(wide - GAP, 1):.2f}" height="{tall:.2f}"/>'
             )
             told.append(f"{series.name} {value:,}")
         at = (self.start + n * self.step).astimezone(UTC)
         title = f"{at:%Y-%m-%d %H:%M} UTC: {', '.join(told)}"
-        return Markup("<g><title>{}</title>{}</g>").format(title, Markup("").join(pieces))
+        return f"<g><title>{escape(title)}</title>{''.join(pieces)}</g>"
 
     def _ticks(self, bars: int, wide: float) -> Markup:
         every = max(bars // TICKS, 1)

@@ -1,28 +1,46 @@
 """Logging in and out."""
 
+import math
+from collections.abc import Callable, Hashable
 from typing import Final
-from urllib.parse import parse_qsl
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.office import Office
 from gateway.console.access import SESSION_S, Access, Patience
 from gateway.console.rendering import TEMPLATES
-from gateway.console.visit import PREFIX, safe_place
+from gateway.console.visit import PREFIX, read_form, safe_place
+from gateway.errors import BadRequest
+from gateway.ledger.connection import TROUBLE, describe
+from gateway.ledger.logins import end_session
+from gateway.receive.address import Addresses
 
 SESSION: Final = "gateway_session"
+BROWSER: Final = "gateway_browser"
+BROWSER_S: Final = 90 * 86_400
 LARGEST_FORM: Final = 4096
 WRONG: Final = "This is not the token."
+NOT_ENDED: Final = (
+    "Postgres does not answer: this browser has forgotten the session, but a copy of its cookie"
+    " would still be good until it runs out."
+)
+
+log = structlog.get_logger("gateway.console")
 
 
 class Entrance:
     """/console/login and /console/logout."""
 
-    def __init__(self, access: Access, *, is_secure: bool) -> None:
+    def __init__(
+        self, access: Access, addresses: Addresses, open_office: Callable[[str], Office]
+    ) -> None:
         self._access = access
+        self._open_office = open_office
+        self._addresses = addresses
         self._patience = Patience()
-        self._is_secure = is_secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._answer(Request(scope, receive))
@@ -32,53 +50,67 @@ class Entrance:
         if request.method != "POST":
             return _login_page(safe_place(request.query_params.get("next")))
         if request.url.path.endswith("/logout"):
-            response = RedirectResponse(f"{PREFIX}/login", status_code=303)
-            response.delete_cookie(SESSION, path=PREFIX, httponly=True, samesite="lax")
-            return response
+            return await self._log_out(request)
         return await self._log_in(request)
 
+    async def _log_out(self, request: Request) -> Response:
+        """Ends the session, wherever else its cookie may be by now."""
+        visitor = self._access.recognise(request.cookies.get(SESSION))
+        response: Response = RedirectResponse(f"{PREFIX}/login", status_code=303)
+        try:
+            if visitor is not None and visitor.until is not None:
+                ledger = self._open_office(visitor.actor).ledger
+                await end_session(ledger, visitor.session, visitor.until)
+        except TROUBLE as error:
+            log.warning("session_not_ended", error=describe(error))
+            response = _login_page(f"{PREFIX}/", said=NOT_ENDED, status=503)
+        response.delete_cookie(SESSION, path=PREFIX, httponly=True, samesite="lax")
+        return response
+
     async def _log_in(self, request: Request) -> Response:
-        form = await _form(request)
+        try:
+            form = dict(await read_form(request, largest=LARGEST_FORM))
+        except BadRequest:
+            form = {}  # a form of another kind is no login
         place = safe_place(form.get("next"))
-        address = request.client.host if request.client is not None else ""
+        address = self._address(request)
         wait_s = self._patience.wait_s(address)
         if wait_s > 0:  # not even a right one is looked at: trying costs time
-            said = f"Too many wrong tokens: wait {wait_s:.0f} s."
-            return _login_page(place, said=said, status=429, retry_after_s=wait_s)
+            said = f"Too many wrong tokens: wait {math.ceil(wait_s)} s."
+            return _login_page(place, said=said, status=429, retry_after_s=math.ceil(wait_s))
         session = self._access.enter(form.get("token", ""), form.get("name", ""))
         if session is None:
             self._patience.failed(address)
             return _login_page(place, said=WRONG, status=403)
         self._patience.succeeded(address)
         response = RedirectResponse(place, status_code=303)
-        response.set_cookie(
-            SESSION,
-            session,
-            max_age=SESSION_S,
-            path=PREFIX,
-            httponly=True,
-            secure=self._is_secure,
-            samesite="lax",
-        )
+        _keep(response, SESSION, session, SESSION_S)
+        if self._known(request) is None:
+            _keep(response, BROWSER, self._access.remember(), BROWSER_S)
         return response
+
+    def _address(self, request: Request) -> Hashable | None:
+        """Whose wrong tokens are counted together: a browser's that was let in before, or else
+        those of an address. None where that is a proxy's, and all the world shares it."""
+        browser = self._known(request)
+        if browser is not None:
+            return browser
+        client = self._addresses.of(request.scope)
+        if client is None or self._addresses.is_masked(request.scope):
+            return None
+        return client.group
+
+    def _known(self, request: Request) -> str | None:
+        return self._access.known_browser(request.cookies.get(BROWSER))
+
+
+def _keep(response: Response, name: str, value: str, max_age_s: int) -> None:
+    response.set_cookie(name, value, max_age=max_age_s, path=PREFIX, httponly=True, samesite="lax")
 
 
 def _login_page(
-    place: str, *, said: str = "", status: int = 200, retry_after_s: float = 0
+    place: str, *, said: str = "", status: int = 200, retry_after_s: int = 0
 ) -> Response:
     text = TEMPLATES.get_template("login.html").render(place=place, said=said)
-    headers = {"retry-after": f"{retry_after_s:.0f}"} if retry_after_s else None
+    headers = {"retry-after": str(retry_after_s)} if retry_after_s else None
     return HTMLResponse(text, status, headers)
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """What was sent, or as much as a login is: a form of another size is none."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > LARGEST_FORM:
-            return {}
-    try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10))
-    except ValueError:
-        return {}

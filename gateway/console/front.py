@@ -6,10 +6,12 @@ from typing import Final
 
 from starlette.routing import BaseRoute
 
-from gateway.api.front import FrontOffice, secret_of
+from gateway.api.front import FrontOffice
 from gateway.console.access import Access
 from gateway.console.site import Site
 from gateway.console.visit import PREFIX
+from gateway.receive.address import Addresses
+from gateway.receive.guard import secret_of
 from gateway.settings import Settings
 
 PAGES: Final = (
@@ -34,10 +36,13 @@ def console_access(settings: Settings) -> Access:
     )
 
 
-def console_routes(settings: Settings, access: Access, front: FrontOffice) -> list[BaseRoute]:
+def console_routes(
+    settings: Settings, access: Access, front: FrontOffice, addresses: Addresses
+) -> list[BaseRoute]:
     """Its pages; none where nobody may come."""
     site = Site(
         access,
+        addresses=addresses,
         open_office=front.office,
         is_secure=(settings.public_url or "").startswith("https://"),
         shared={

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import structlog
 from starlette.datastructures import MutableHeaders
@@ -29,6 +29,9 @@ from gateway.errors import (
     TransitionRefused,
 )
 from gateway.ledger.connection import TROUBLE, describe
+from gateway.ledger.logins import has_ended
+from gateway.receive.address import Addresses
+from gateway.receive.body import drain
 
 POLICY: Final = "; ".join(
     (
@@ -44,11 +47,13 @@ POLICY: Final = "; ".join(
 )
 """Nothing from elsewhere, nothing inline: a payload that got into a page could still do nothing."""
 
+# Referrers stay here, but are not left out altogether: with them a browser leaves out the origin of
+# an order, too, and without TLS it has no other way to say where that comes from.
 HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
@@ -61,6 +66,11 @@ STATIC: Final = {
 READING: Final = frozenset({"GET", "HEAD"})
 UNAVAILABLE: Final = 503
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+FORWARDING: Final = (
+    *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
+    *("x-real-ip", "cf-connecting-ip", "tailscale-user-login"),
+)
+"""What a tunnel or a proxy adds that lets others in under the name of this machine."""
 
 log = structlog.get_logger("gateway.console")
 
@@ -74,12 +84,14 @@ class Site:
         self,
         access: Access,
         *,
+        addresses: Addresses,
         open_office: Callable[[str], Office],
         is_secure: bool,
         shared: Mapping[str, Any],
     ) -> None:
         self._access = access
-        self._entrance = Entrance(access, is_secure=is_secure)
+        self._entrance = Entrance(access, addresses, open_office)
+        self._is_secure = is_secure
         self._open_office = open_office
         self._shared = shared
         self._static = {name: _static(name, kind) for name, kind in STATIC.items()}
@@ -100,17 +112,27 @@ class Site:
         return [Route(PREFIX, _to_front), Mount(PREFIX, self)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        marks = b"; Secure" if self._is_secure or _is_encrypted(request) else b""
+
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
+                message["headers"] = [
+                    (name, value + marks if name == b"set-cookie" else value)
+                    for name, value in message["headers"]
+                ]
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         with suppress(ClientDisconnect):
-            await self._choose(Request(scope, receive))(scope, receive, send_guarded)
+            app = await self._choose(request)
+            if app not in (self._inside, self._entrance):
+                await drain(receive)  # else the connection is cut before the answer is read
+            await app(scope, receive, send_guarded)
 
-    def _choose(self, request: Request) -> ASGIApp:
+    async def _choose(self, request: Request) -> ASGIApp:
         path = request.url.path.removeprefix(PREFIX)
         if path.startswith("/static/"):
             return self._static.get(path.removeprefix("/static/"), NOT_FOUND)
@@ -124,7 +146,13 @@ class Site:
         if visitor is None:
             return _to_login(request)
         request.scope["visitor"] = visitor
-        return self._inside
+        try:
+            is_over = visitor.session and await has_ended(
+                self._open_office(visitor.actor).ledger, visitor.session
+            )
+        except TROUBLE as error:  # which no page could do without either
+            return _trouble(self._visit(request), error)
+        return _to_login(request) if is_over else self._inside
 
     def _shows(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -142,11 +170,12 @@ class Site:
         async def answer(request: Request) -> Response:
             visit = self._visit(request)
             if not visit.visitor.may_order:
-                return back_to(_referring(request), "Not done: this session may only look.")
+                await drain(request.receive)
+                return back_to(visit.came_from, "Not done: this session may only look.")
             try:
                 return await order(visit)
-            except (CommandFailed, TransitionRefused, ConfigInvalid) as refused:
-                return back_to(_referring(request), f"Not done: {refused}")
+            except (BadRequest, CommandFailed, TransitionRefused, ConfigInvalid) as refused:
+                return back_to(visit.came_from, f"Not done: {refused}")
             except (GatewayError, *TROUBLE) as error:
                 return _trouble(visit, error)
 
@@ -172,12 +201,12 @@ async def _unknown(visit: Visit) -> Response:
 
 
 def _to_login(request: Request) -> Response:
-    """With where to go on from there: only after a look, an order is not repeated."""
+    """With where to go on from there; an order is not repeated, but one is where it was given."""
     place = request.url.path
     if request.url.query:
         place += f"?{request.url.query}"
-    after = f"?next={quote(place)}" if request.method in READING else ""
-    return RedirectResponse(f"{PREFIX}/login{after}", status_code=303)
+    place = place if request.method in READING else safe_place(request.query_params.get("from"))
+    return RedirectResponse(f"{PREFIX}/login?{urlencode({'next': place})}", status_code=303)
 
 
 def is_own(request: Request) -> bool:
@@ -190,18 +219,21 @@ def is_own(request: Request) -> bool:
     return origin.partition("://")[2] == request.headers.get("host", "") != ""
 
 
+def _is_encrypted(request: Request) -> bool:
+    """Whether the browser talks TLS, to whatever is before us: its orders say so themselves."""
+    return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+
+
 def _is_local(request: Request) -> bool:
-    """By the name that was asked for: a page elsewhere can have its own name lead to us."""
+    """By the name that was asked for: a page elsewhere can have its own name lead to us. What
+    somebody passed on is not from here, whatever name it asks for."""
+    if any(name in request.headers for name in FORWARDING):
+        return False
     try:
         name = urlsplit(f"//{request.headers.get('host', '')}").hostname
     except ValueError:
         return False
     return name in LOOPBACK
-
-
-def _referring(request: Request) -> str:
-    """The page on which an order was given: the form's URL says so, since we send no referrer."""
-    return safe_place(request.query_params.get("from"))
 
 
 def _trouble(visit: Visit, error: Exception) -> Response:

@@ -1,5 +1,7 @@
 """One request of a person: who it is, what he asks for, and how a page is made for him."""
 
+import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -22,6 +24,7 @@ LONGEST_NOTICE: Final = 500
 NOTICE_S: Final = 60
 LARGEST_FORM: Final = 64 * 1024
 MOST_FIELDS: Final = 2000
+FORM_WITHIN_S: Final = 10.0
 
 P = TypeVar("P", bound=Params)
 R = TypeVar("R")
@@ -73,6 +76,13 @@ class Visit:
         query = self.request.url.query
         return f"{self.request.url.path}?{query}" if query else self.request.url.path
 
+    @property
+    def came_from(self) -> str:
+        """The page on which an order was given. What identifies things stands in the URL of a form,
+        never in its fields: a browser sends those with other line ends, and a page shows them with
+        what does not show written out."""
+        return safe_place(self.request.query_params.get("from"))
+
     def link(self, **changes: str | None) -> str:
         """This page, asked for a little differently."""
         query = {**self.query, **changes}
@@ -81,17 +91,27 @@ class Visit:
 
     async def form(self) -> list[tuple[str, str]]:
         """What was sent. Raises BadRequest."""
-        body = b""
-        async for piece in self.request.stream():
-            body += piece
-            if len(body) > LARGEST_FORM:
-                raise BadRequest(f"found a form over {LARGEST_FORM} bytes")
-        try:
-            return parse_qsl(
-                body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"
-            )
-        except ValueError:
-            raise BadRequest("found a form that cannot be read") from None
+        return await read_form(self.request, largest=LARGEST_FORM)
+
+
+async def read_form(request: Request, *, largest: int) -> list[tuple[str, str]]:
+    """The fields of a form, as they were sent, within a bound of bytes and of time. Raises
+    BadRequest."""
+    body = b""
+    try:
+        async with asyncio.timeout(FORM_WITHIN_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > largest:
+                    raise BadRequest(f"found a form over {largest} bytes")
+    except TimeoutError:
+        raise BadRequest(f"found no whole form within {FORM_WITHIN_S:.0f} s") from None
+    try:
+        return parse_qsl(
+            body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"
+        )
+    except ValueError:
+        raise BadRequest("found a form that cannot be read") from None
 
 
 def read_params(params: type[P], given: Mapping[str, Any]) -> P:
@@ -102,6 +122,13 @@ def read_params(params: type[P], given: Mapping[str, Any]) -> P:
         first = next(iter(refusals(invalid)))
         name = ".".join(map(str, first.location))
         raise BadRequest(f"{name}: found {first.found}; expected {first.expected}") from None
+
+
+def read_id(text: str) -> int:
+    """The id of a row, from a form. Raises BadRequest."""
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise BadRequest(f"id: found {text[:50]!r}; expected the id of a row, in digits")
+    return int(text)
 
 
 def safe_place(path: str | None) -> str:

@@ -2,13 +2,14 @@
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import asyncpg
 import orjson
@@ -22,10 +23,10 @@ from gateway.ledger.connection import (
     LOST,
     PREPARED_ONCE,
     Connection,
+    Opener,
     close_quietly,
-    connect,
     describe,
-    durable_settings,
+    make_durable,
 )
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.turns import Turn, advance
@@ -70,6 +71,8 @@ class Claim(NamedTuple):
     guard: bytes | None = None
     """The digest of what is signed, where that is not the body: the same under another id is a
     replay. None: that of the body."""
+    trace: str | None = None
+    """Where it was received, as a `traceparent`; None where nothing is traced."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -106,6 +109,26 @@ class _Waiter:
     """The event that brought the same bytes first, where its policy lets this one in, flagged."""
 
 
+class Watcher(Protocol):
+    """Who is told how the commits go."""
+
+    def claimed(self, events: int, seconds: float) -> None:
+        """A commit, of so many claims."""
+
+    def repeated(self, cause: str) -> None:
+        """One that has to be tried again: contended, lost or refused."""
+
+
+class Unwatched:
+    """Nobody is."""
+
+    def claimed(self, events: int, seconds: float) -> None:
+        pass
+
+    def repeated(self, cause: str) -> None:
+        pass
+
+
 class Claimer:
     """Takes claims from many requests and commits them together."""
 
@@ -116,11 +139,14 @@ class Claimer:
         on_accepted: Callable[[Sequence[int]], None],
         patience_s: float = COMMAND_TIMEOUT_S,
         settings: Mapping[str, str] = PREPARED_ONCE,
+        watcher: Watcher | None = None,
     ) -> None:
         self._waiting: deque[_Waiter] = deque()
         self._wake = asyncio.Event()
         self._flushers = [
-            _Flusher(url, on_accepted, self._note_away, patience_s, settings)
+            _Flusher(
+                url, on_accepted, self._note_away, patience_s, settings, watcher or Unwatched()
+            )
             for _ in range(FLUSHERS)
         ]
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,6 +154,16 @@ class Claimer:
         """False once a flusher ended on an error that nobody foresaw."""
         self.is_away = False
         """Whether the ledger was not to be reached when it was last asked, or did not answer."""
+
+    @property
+    def waiting(self) -> int:
+        """Claims that no commit has taken yet."""
+        return len(self._waiting)
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """How many are open, and how many there may be."""
+        return sum(flusher.is_connected for flusher in self._flushers), len(self._flushers)
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._flush_forever(f)) for f in self._flushers]
@@ -197,13 +233,17 @@ class _Flusher:
         note_away: Callable[[bool], None],
         patience_s: float,
         settings: Mapping[str, str],
+        watcher: Watcher,
     ) -> None:
-        self._url = url
+        self._watcher = watcher
+        self._opener = Opener(url, name="gateway claims", command_timeout_s=patience_s, **settings)
         self._on_accepted = on_accepted
         self._note_away = note_away
-        self._patience_s = patience_s
-        self._settings = settings
         self._connection: Connection | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
 
     async def flush(self, batch: Sequence[_Waiter]) -> None:
         """Answers every waiter of the batch, however often the database has to be asked."""
@@ -212,11 +252,13 @@ class _Flusher:
             try:
                 await self._claim(batch)
             except CONTENDED:
+                self._watcher.repeated("contended")
                 await asyncio.sleep(random.uniform(0, RECONNECT_S[0]))  # noqa: S311 (jitter)
             except (ValueError, TypeError) as error:  # before LOST: asyncpg's DataError is both
                 await self._refuse(batch, error)
             except (StorageUnavailable, *LOST) as error:
                 log.warning("ledger_unreachable", error=describe(error), waiting=len(batch))
+                self._watcher.repeated("lost")
                 self._note_away(True)
                 await self.close()
                 await asyncio.sleep(delay_s)
@@ -230,6 +272,7 @@ class _Flusher:
 
     async def _refuse(self, batch: Sequence[_Waiter], error: Exception) -> None:
         """A row that Postgres refuses fails alone, not its neighbours in the batch."""
+        self._watcher.repeated("refused")
         if len(batch) > 1:
             for waiter in batch:
                 await self.flush([waiter])
@@ -243,16 +286,12 @@ class _Flusher:
 
     async def _claim(self, batch: Sequence[_Waiter]) -> None:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(
-                self._url,
-                name="gateway claims",
-                command_timeout_s=self._patience_s,
-                **self._settings,
-            )
-            for setting, value in (await durable_settings(self._connection)).items():
-                await self._connection.execute(f"set {setting} = {value}")
+            self._connection = await self._opener.reach()
+            await make_durable(self._connection)
         firsts = _first_of_each_key(batch)
+        began_at = time.monotonic()
         accepted = await _insert(self._connection, firsts)
+        self._watcher.claimed(len(firsts), time.monotonic() - began_at)
         self._note_away(False)
         reached("claim.committed")
         if due_ids := [i for row in accepted.values() for i in row["due_ids"]]:
@@ -348,6 +387,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "clock_s": claim.clock_s,
             "key_id": claim.key_id,
             "unverified": claim.unverified,
+            "trace": claim.trace,
         }
         for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
     ]
@@ -356,7 +396,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
 
 def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
     if row["digest"] is not None:
-        is_alike = (claim.key_id is None) == (row["key_id"] is None)  # both digests, or neither
+        is_alike = (claim.key_id is not None) == row["sealed"]  # both digests, or neither
         is_comparable = is_alike and not (claim.reconciled or row["reconciled"])
         conflict = is_comparable and row["digest"] != claim.digest
         return Claimed(verdict=Verdict.DUPLICATE, conflict=conflict)

@@ -1,12 +1,24 @@
 """Connections to the ledger, and which of their errors mean what."""
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+import ssl
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import asyncpg
 import asyncpg.pool
 
 from gateway.errors import StorageUnavailable
+from gateway.ledger.hosts import connect_to_any
+from gateway.ledger.pooler import (
+    UNSUPPORTED,
+    ThroughPooler,
+    is_direct,
+    is_pooled,
+    keeps_statements,
+    read_mark,
+)
+from gateway.tls import explain
 
 if TYPE_CHECKING:  # generic in their stubs only
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -17,11 +29,15 @@ else:
     Connection = asyncpg.Connection
     Pooled = asyncpg.pool.PoolConnectionProxy
 Executor = Connection | Pooled | Pool
+Opened = TypeVar("Opened", bound=Connection)
 
 CONNECT_TIMEOUT_S: Final = 5.0
 COMMAND_TIMEOUT_S: Final = 5.0
 """Under the usual lease and acknowledgement times: on a connection that is half dead nothing
 answers, and only a new one helps."""
+
+STATEMENTS: Final = 100
+"""How many prepared statements a connection keeps, where it can keep any."""
 
 PREPARED_ONCE: Final = {
     "plan_cache_mode": "force_generic_plan",
@@ -35,6 +51,9 @@ With a large backlog a plan looks costly enough to be compiled, which took 20 ms
 FORGET: Final = "reset session authorization; discard temp;"
 """What asyncpg's own reset leaves: a role, and temporary tables that would shadow real ones."""
 
+READ_ONLY: Final = (asyncpg.ReadOnlySQLTransactionError,)
+"""The server is a standby by now: the primary is another one."""
+
 LOST: Final = (
     OSError,
     asyncpg.InterfaceError,
@@ -43,9 +62,13 @@ LOST: Final = (
     asyncpg.OperatorInterventionError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
+    *READ_ONLY,
+    asyncpg.InvalidSQLStatementNameError,
+    asyncpg.DuplicatePreparedStatementError,
     TimeoutError,
 )
-"""The server is away, going away, or coming back: ask again."""
+"""The server is away, going away, or coming back: ask again, on a new connection. (A pooler that
+was told to keep no statements any more mixes them up.)"""
 
 CONTENDED: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """Two transactions got in each other's way and this one was chosen to go: run it again."""
@@ -54,41 +77,110 @@ TROUBLE: Final = (*LOST, asyncpg.PostgresError)
 """Anything that Postgres or the way to it can answer with."""
 
 
+class Opener:
+    """Opens connections alike, and remembers what stands between here and the server."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        command_timeout_s: float | None = COMMAND_TIMEOUT_S,
+        **settings: str,
+    ) -> None:
+        self._url, self._is_pooled = read_mark(url)
+        self._keeps_statements = False
+        self._name = name
+        self._command_timeout_s = command_timeout_s
+        self._settings = settings
+
+    async def reach(self) -> Connection:
+        """A connection. Raises StorageUnavailable."""
+        try:
+            return await self.open()
+        except ssl.SSLError as error:  # a ValueError, too, where a certificate is not trusted
+            raise StorageUnavailable(f"Postgres cannot be reached: {describe(error)}") from error
+        except ValueError:  # asyncpg quotes pieces of the URL, and one of them may be the password
+            raise StorageUnavailable("Postgres cannot be reached: its URL cannot be read") from None
+        except TROUBLE as error:
+            raise StorageUnavailable(f"Postgres cannot be reached: {describe(error)}") from error
+
+    async def open(self) -> Connection:
+        """The same, with the errors as they come."""
+        if not self._is_pooled:
+            try:
+                connection = await self._connect(Connection, STATEMENTS, self._settings)
+            except asyncpg.ProtocolViolationError as error:
+                if UNSUPPORTED not in str(error):
+                    raise
+            else:
+                if await self._try(connection, is_direct(connection, CONNECT_TIMEOUT_S)):
+                    return connection
+                await close_quietly(connection)
+            self._is_pooled = True
+        return await self._open_through_pooler()
+
+    async def _open_through_pooler(self) -> Connection:
+        """Looks each time whether statements are kept: the pooler may have been told otherwise."""
+        while True:
+            statements = STATEMENTS if self._keeps_statements else 0
+            connection = await self._connect(ThroughPooler, statements, {})
+            keeps = await self._try(connection, keeps_statements(connection))
+            if keeps == self._keeps_statements:
+                connection.demand(self._settings)
+                return connection
+            self._keeps_statements = keeps
+            await close_quietly(connection)
+
+    async def _connect(
+        self, kind: type[Opened], statements: int, settings: Mapping[str, str]
+    ) -> Opened:
+        connection = await connect_to_any(
+            self._url,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=self._command_timeout_s,
+            statement_cache_size=statements,
+            connection_class=kind,
+            server_settings={"application_name": self._name, **settings},
+        )
+        return cast("Opened", connection)
+
+    async def _try(self, connection: Connection, question: Awaitable[bool]) -> bool:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return await question
+        except BaseException:
+            connection.terminate()
+            raise
+
+
 async def connect(
     url: str,
     *,
     name: str,
     command_timeout_s: float | None = COMMAND_TIMEOUT_S,
-    **server_settings: str,
+    **settings: str,
 ) -> Connection:
     """One connection of our own, outside any pool."""
-    try:
-        connection: Connection = await asyncpg.connect(
-            url,
-            timeout=CONNECT_TIMEOUT_S,
-            command_timeout=command_timeout_s,
-            server_settings={"application_name": name, **server_settings},
-        )
-    except ValueError:  # asyncpg quotes pieces of the URL, and one of them may be the password
-        raise StorageUnavailable("Postgres cannot be reached: its URL cannot be read") from None
-    except TROUBLE as error:
-        raise StorageUnavailable(f"Postgres cannot be reached: {describe(error)}") from error
-    return connection
+    opener = Opener(url, name=name, command_timeout_s=command_timeout_s, **settings)
+    return await opener.reach()
 
 
 async def open_pool(
-    url: str, *, name: str, size: int, command_timeout_s: float, **server_settings: str
+    url: str, *, name: str, size: int, command_timeout_s: float, **settings: str
 ) -> Pool:
     """A pool that connects when it is used, so that a process can start while Postgres is away."""
+    opener = Opener(url, name=name, command_timeout_s=command_timeout_s, **settings)
+
+    async def open_one(*_: object, **__: object) -> Connection:
+        return await opener.open()
+
     return await asyncpg.create_pool(
-        url,
+        connect=open_one,
         min_size=0,
         max_size=size,
-        timeout=CONNECT_TIMEOUT_S,
-        command_timeout=command_timeout_s,
         max_inactive_connection_lifetime=300,
         reset=_nothing_to_reset,
-        server_settings={"application_name": name, **server_settings},
     )
 
 
@@ -110,6 +202,16 @@ async def durable_settings(connection: Connection) -> dict[str, str]:
     return {"synchronous_commit": "on"} if is_off else {}
 
 
+async def make_durable(connection: Connection) -> None:
+    """Lets the commits of a connection wait for the disk."""
+    settings = await durable_settings(connection)
+    if is_pooled(connection):
+        connection.demand(settings)
+        return
+    for setting, value in settings.items():
+        await connection.execute(f"set {setting} = {value}")
+
+
 async def users_search_path(connection: Connection) -> str:
     """Where the user's own tables are looked for: never in the gateway's schema.
 
@@ -124,7 +226,7 @@ async def users_search_path(connection: Connection) -> str:
 def describe(error: BaseException) -> str:
     """The error in one line, with its class where the text alone says nothing."""
     text = " ".join(str(error).split())
-    return text or type(error).__name__
+    return explain(error) or text or type(error).__name__
 
 
 async def close_quietly(connection: Connection | None) -> None:

@@ -142,14 +142,9 @@ async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Stat
         MAX_LOSSES,
     )
     sealed = settlement.sealed
+    key_id = None if sealed is None else sealed_under(sealed)
     with _fenced(lease):
-        if sealed is None:
-            status = await ledger.fetchval(QUERIES["settle"], *arguments)
-        else:
-            status = await ledger.fetchval(
-                QUERIES["settle_sealed"], *arguments, sealed, sealed_under(sealed)
-            )
-    return Status(status)
+        return Status(await ledger.fetchval(QUERIES["settle"], *arguments, sealed, key_id))
 
 
 async def settle_done(session: Session, lease: Lease, *, chain: bool) -> None:
@@ -241,6 +236,8 @@ def _lease(row: asyncpg.Record) -> Lease:
         event=event_of(row),
         run=row["runs"],
         sealed=None if row["key_id"] is None else row["body"],
+        trace=row["trace"],
+        payload_kept=row["body"] is not None,
     )
 
 

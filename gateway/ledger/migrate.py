@@ -5,23 +5,49 @@ and takes away only what no running code needs any more. Its file says which cod
 `-- oldest code: N`: code that was made for schema N or later goes on working with it.
 """
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 import asyncpg
+import structlog
 
 from gateway.errors import CommandFailed, SchemaMismatch, StorageUnavailable
-from gateway.ledger.connection import Connection, Pooled, describe, users_search_path
+from gateway.ledger.connection import (
+    CONTENDED,
+    Connection,
+    Pooled,
+    describe,
+    forget_query,
+    users_search_path,
+)
 
 LOCK: Final = 0x67617465776179
 """The advisory lock that lets one process at a time migrate: "gateway" in ASCII."""
 
+LOCK_WAIT_S: Final = 1.0
+"""How long a step waits for each lock before it lets go of all that it has. Whoever else wants the
+table waits behind it: also claims, whose senders wait for 3 s, and which a long `pg_dump` or a
+handler's open transaction would otherwise hold up for as long as it takes."""
+PAUSE_S: Final = 2.0
+"""Until the next try: what has waited gets through."""
+PATIENCE_S: Final = 300.0
+TURN_S: Final = 300.0
+"""How long to wait for whoever else migrates."""
+
+HINDERED: Final = (asyncpg.LockNotAvailableError, *CONTENDED)
+
 OLDEST_CODE: Final = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
+
+log = structlog.get_logger("gateway.migrate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,48 +104,118 @@ async def migrate(connection: Connection, schema: Sequence[SchemaFile]) -> tuple
 
     Safe when many start at once: the others wait, and find nothing left to do.
     """
-    await connection.execute("select pg_advisory_lock($1)", LOCK, timeout=300)
-    try:
-        applied = await _apply(connection, read_migrations())
-        for file in schema:
-            await _apply_schema(connection, file)
-    finally:
-        await connection.execute("select pg_advisory_unlock($1)", LOCK)
+    applied = await _apply(connection, read_migrations())
+    for file in schema:
+        await _apply_schema(connection, file)
     return applied
 
 
 async def _apply(connection: Connection, migrations: Sequence[Migration]) -> tuple[str, ...]:
-    await connection.execute(
-        "create schema if not exists gateway;"
-        "create table if not exists gateway.migrations ("
-        "version integer primary key, name text not null, checksum text not null,"
-        "applied_at timestamptz not null default now());"
-        "alter table gateway.migrations add column if not exists oldest_code integer"
-    )
+    if not await _keeps_count(connection):
+        async with _alone(connection):
+            await connection.execute(
+                "create schema if not exists gateway;"
+                "create table if not exists gateway.migrations ("
+                "version integer primary key, name text not null, checksum text not null,"
+                "applied_at timestamptz not null default now());"
+                "alter table gateway.migrations add column if not exists oldest_code integer"
+            )
     present = await applied_version(connection)
     await _check_newer(connection, present, migrations[-1].version)
-    applied = []
-    for migration in migrations[present:]:
-        async with connection.transaction():
-            await connection.execute(migration.sql, timeout=3600)
-            await connection.execute(
-                "insert into gateway.migrations (version, name, checksum, oldest_code)"
-                " values ($1, $2, $3, $4)",
-                migration.version,
-                migration.name,
-                migration.checksum,
-                migration.oldest_code,
+    return tuple(
+        [
+            migration.name
+            for migration in migrations[present:]
+            if await _in_one_commit(
+                connection, migration.name, partial(_apply_one, connection, migration)
             )
-        applied.append(migration.name)
-    return tuple(applied)
+        ]
+    )
+
+
+@asynccontextmanager
+async def _alone(connection: Connection) -> AsyncIterator[None]:
+    """A transaction in which nobody else migrates. The lock ends with it, so that it holds also
+    through a pooler, which lends its sessions for no longer."""
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock($1)", LOCK, timeout=TURN_S)
+        yield
+
+
+async def _keeps_count(connection: Connection) -> bool:
+    """Whether migrations are counted already, as nearly always: altering the table all the same
+    would wait for every dump that reads it, and have everybody else wait, too."""
+    is_so: bool = await connection.fetchval(
+        "select exists (select from pg_attribute where attname = 'oldest_code'"
+        " and attrelid = to_regclass('gateway.migrations'))"
+    )
+    return is_so
+
+
+async def _apply_one(connection: Connection, migration: Migration) -> bool:
+    """Whether it was still to be applied."""
+    if await applied_version(connection) >= migration.version:
+        return False
+    await connection.execute(migration.sql, timeout=3600)
+    await connection.execute(
+        "insert into gateway.migrations (version, name, checksum, oldest_code)"
+        " values ($1, $2, $3, $4)",
+        migration.version,
+        migration.name,
+        migration.checksum,
+        migration.oldest_code,
+    )
+    return True
+
+
+async def _in_one_commit(
+    connection: Connection, name: str, step: Callable[[], Awaitable[bool]]
+) -> bool:
+    """All of a step or nothing, with short waits for locks, and again until it gets them."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            async with _alone(connection):
+                await connection.execute(f"set local lock_timeout = '{LOCK_WAIT_S}s'")
+                return await step()
+        except HINDERED as error:
+            others = await _oldest_transactions(connection)
+            if time.monotonic() > give_up_at:
+                raise CommandFailed(
+                    f"{name} could not be applied within {PATIENCE_S:g} s, and changed nothing:"
+                    f" other sessions hold what it has to lock ({others}); end them or wait for"
+                    " them, then run `gateway migrate` again"
+                ) from error
+            log.warning("migration_waits", migration=name, others=others, again_in_s=PAUSE_S)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _oldest_transactions(connection: Connection) -> str:
+    """Who is probably in the way. What they run is not told: it may hold anything."""
+    found = await connection.fetch(
+        "select pid, coalesce(nullif(application_name, ''), 'no name') as name,"
+        " extract(epoch from clock_timestamp() - xact_start)::integer as age_s"
+        " from pg_stat_activity where datname = current_database() and xact_start is not null"
+        " and pid <> pg_backend_pid() order by xact_start limit 3"
+    )
+    return (
+        "; ".join(f"pid {r['pid']}, {r['name']}, for {r['age_s']} s" for r in found)
+        or "none that this role can see"
+    )
 
 
 async def _apply_schema(connection: Connection, file: SchemaFile) -> None:
+    async def apply() -> bool:
+        path = await users_search_path(connection)
+        await connection.execute("select set_config('search_path', $1, true)", path)
+        await connection.execute(file.sql, timeout=3600)
+        # What it sets for its session (a dump does) is neither for the next file, nor for the next
+        # client of a pooler.
+        await connection.execute(forget_query(connection))
+        return True
+
     try:
-        async with connection.transaction():
-            path = await users_search_path(connection)
-            await connection.execute("select set_config('search_path', $1, true)", path)
-            await connection.execute(file.sql, timeout=3600)
+        await _in_one_commit(connection, str(file.path), apply)
     except asyncpg.PostgresError as error:
         line = _line(file.sql, getattr(error, "position", None))
         raise CommandFailed(f"{file.path}{line}: Postgres refused it: {describe(error)}") from error

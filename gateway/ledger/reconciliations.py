@@ -45,14 +45,20 @@ class Scheduled:
 
 @asynccontextmanager
 async def reconciling(connection: Connection | Pooled, route: str) -> AsyncIterator[None]:
-    """The right to reconcile a route, which ends with the connection. Raises CommandFailed."""
-    if not await connection.fetchval(QUERIES["take_reconciliation"], route):
-        raise CommandFailed(f"a reconciliation of route {route!r} is under way")
-    try:
+    """The right to reconcile a route: a transaction that holds it, or ends with its connection.
+
+    Raises CommandFailed.
+    """
+    async with connection.transaction():
+        if not await connection.fetchval(QUERIES["take_reconciliation"], route):
+            raise CommandFailed(f"a reconciliation of route {route!r} is under way")
         yield
-    finally:
-        if not connection.is_closed():
-            await connection.fetchval(QUERIES["leave_reconciliation"], route)
+
+
+async def keep_right(connection: Connection) -> None:
+    """A sign of life of who is `reconciling`: an idle connection is forgotten on the way, and with
+    it the right. Raises TROUBLE where it is."""
+    await connection.execute("select 1")
 
 
 async def begin(connection: Executor, order: Order) -> int:

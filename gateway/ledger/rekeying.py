@@ -54,17 +54,17 @@ class Kind:
     find: str
     reseal: str
     columns: tuple[str, ...]
-    """Its primary key."""
+    """What it is known by, for ever."""
     read_mark: Callable[[Marked], tuple[Any, ...]]
+    place: tuple[str, ...] = ()
+    """Where it is found, where that is not what it is known by."""
+    filed: tuple[str, ...] = ()
+    """Under what it is filed beside that."""
 
     def identity(self, row: asyncpg.Record) -> tuple[str, ...]:
         if self.table == "rejected":
             return rejected_identity(row["route"], row["at"])
         return self.table, *(str(row[column]) for column in self.columns)
-
-
-def _texts(mark: Marked) -> tuple[str, str]:
-    return mark
 
 
 def _numbers(mark: Marked) -> tuple[int, int]:
@@ -90,7 +90,8 @@ KINDS: Final = {
         find="find_events_under",
         reseal="reseal_events",
         columns=("route", "event_id"),
-        read_mark=_texts,
+        read_mark=_only_number,
+        place=("id",),
     ),
     "attempts": Kind(
         table="attempts",
@@ -98,6 +99,7 @@ KINDS: Final = {
         reseal="reseal_attempts",
         columns=("delivery_id", "number"),
         read_mark=_numbers,
+        filed=("until",),
     ),
     "effects": Kind(
         table="effects",
@@ -143,13 +145,13 @@ async def reseal(
     reached("rekey.sealed")
     written = await ledger.fetch(
         QUERIES[kind.reseal],
-        *([row[column] for row, _ in opened] for column in kind.columns),
+        *([row[column] for row, _ in opened] for column in (*kind.columns, *kind.filed)),
         [sealed for _, sealed in opened],
         key_id,
         ring.first,
     )
     reached("rekey.written")
-    first, *rest = (str(rows[-1][column]) for column in kind.columns)
+    first, *rest = (str(rows[-1][column]) for column in kind.place or kind.columns)
     return Resealed(count=len(written), broken=tuple(broken), mark=(first, "".join(rest)))
 
 

@@ -17,6 +17,9 @@ LOCK: Final = 0x7072756E65
 """One worker at a time prunes: "prune" in ASCII."""
 
 BATCH: Final = 1_000
+ROUNDED: Final = timedelta(days=40)
+"""By so much at most a day is later, under which something is filed, than its retention asks."""
+
 AGAIN_AFTER: Final = timedelta(hours=6)
 """When to look again at what was passed and kept: most of it waited then, or was replayed since."""
 
@@ -33,6 +36,8 @@ class Pruned:
     dead: int = 0
     audit: int = 0
     """Rows of the audit log."""
+    days: int = 0
+    """Tables of payloads or attempts that were dropped, each of one day."""
     looked_at: int = 0
     more: bool = False
     """A step came to its bound and not to the end."""
@@ -43,6 +48,7 @@ class Pruned:
             payloads=self.payloads + later.payloads,
             dead=self.dead + later.dead,
             audit=self.audit + later.audit,
+            days=self.days + later.days,
             looked_at=self.looked_at + later.looked_at,
             more=later.more,
         )
@@ -79,6 +85,8 @@ class Pruner:
         kept = retention.values()
         self._kept = list(retention), [k.key for k in kept], [k.payload for k in kept]
         self._ages = sorted({age for k in kept for age in (k.key, k.payload)}, reverse=True)
+        longest = max((k.key for k in kept), default=timedelta())
+        self._far_days = (longest + ROUNDED).days
         self._dead = [(route, k.dead) for route, k in retention.items()]
         self._audit = None if audit is None else audit_age(retention, audit)
         self._again_after_s = again_after.total_seconds()
@@ -154,7 +162,9 @@ class Pruner:
     async def _prune(self, connection: Connection | Pooled, held: list[str]) -> Pruned:
         total = Pruned()
         for places in held:
-            [row] = await connection.fetch(QUERIES["prune_events"], places, *self._kept)
+            [row] = await connection.fetch(
+                QUERIES["prune_events"], places, *self._kept, self._far_days
+            )
             total += Pruned(keys=row["keys"], payloads=row["payloads"])
         return total
 

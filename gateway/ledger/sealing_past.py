@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Final
 
 import asyncpg
@@ -93,7 +94,7 @@ async def _read(ledger: Connection | Pooled, route: str, event_ids: list[str]) -
     return _Past(
         events=await ledger.fetch(QUERIES["read_past"], route, event_ids),
         deliveries=deliveries,
-        attempts=await ledger.fetch(QUERIES["list_attempts"], ids),
+        attempts=await ledger.fetch(QUERIES["read_past_attempts"], ids),
         effects=await ledger.fetch(QUERIES["list_effects"], ids),
         once_keys=await ledger.fetch(QUERIES["list_once_keys"], ids),
     )
@@ -102,8 +103,9 @@ async def _read(ledger: Connection | Pooled, route: str, event_ids: list[str]) -
 async def _write(ledger: Connection | Pooled, vault: Vault, route: str, past: _Past) -> list[Turn]:
     """Returns the turns that have to be given anew."""
     ring = vault.ring
-    events = await asyncio.to_thread(_events, vault, route, past.events)
-    await ledger.fetch(QUERIES["seal_past_events"], route, *events, ring.first)
+    payloads = await asyncio.to_thread(_payloads, vault, route, past.events)
+    await ledger.fetch(QUERIES["seal_past_events"], route, *_events(vault, route, past.events))
+    await ledger.execute(QUERIES["seal_past_payloads"], *payloads, ring.first)
     changed, turns = _deliveries(vault, route, past.deliveries)
     await ledger.execute(QUERIES["seal_past_deliveries"], *changed)
     await ledger.execute(
@@ -119,16 +121,23 @@ async def _write(ledger: Connection | Pooled, vault: Vault, route: str, past: _P
 
 
 def _events(vault: Vault, route: str, events: Rows) -> tuple[list[Any], ...]:
-    """Ids, sealed bodies, keyed digests and guards."""
-    ring, rows = vault.ring, list[tuple[str, bytes | None, bytes, bytes | None]]()
+    """Ids, keyed digests and guards."""
+    ring, rows = vault.ring, list[tuple[str, bytes, bytes | None]]()
     for row in events:
-        sealed = None
+        guard = None if row["guard"] is None else blind_digest(ring, route, row["guard"])
+        rows.append((row["event_id"], blind_digest(ring, route, row["digest"]), guard))
+    return _columns(rows, 3)
+
+
+def _payloads(vault: Vault, route: str, events: Rows) -> tuple[list[Any], ...]:
+    """Where they are filed, and what came, sealed."""
+    rows = list[tuple[int, date, bytes]]()
+    for row in events:
         if row["body"] is not None:
             headers = orjson.loads(row["headers"] or "{}")
-            sealed = seal_event(ring, route, row["event_id"], headers, row["body"])
-        guard = None if row["guard"] is None else blind_digest(ring, route, row["guard"])
-        rows.append((row["event_id"], sealed, blind_digest(ring, route, row["digest"]), guard))
-    return _columns(rows, 4)
+            sealed = seal_event(vault.ring, route, row["event_id"], headers, row["body"])
+            rows.append((row["payload_id"], row["payload_until"], sealed))
+    return _columns(rows, 3)
 
 
 def _deliveries(vault: Vault, route: str, rows: Rows) -> tuple[tuple[list[Any], ...], list[Turn]]:
@@ -150,12 +159,13 @@ def _attempts(vault: Vault, rows: Rows) -> tuple[list[Any], ...]:
             (
                 row["delivery_id"],
                 row["number"],
+                row["until"],
                 outline_of(row["error"]),
                 seal_error(vault.ring, row["delivery_id"], row["number"], row["error"]),
             )
             for row in plain
         ],
-        4,
+        5,
     )
 
 

@@ -9,10 +9,11 @@ from typing import Final
 from gateway.ledger.connection import (
     TROUBLE,
     Connection,
+    Opener,
     close_quietly,
-    connect,
     forget_query,
 )
+from gateway.ledger.pooler import is_pooled
 
 BEGIN_S: Final = 5.0
 ROLL_BACK_S: Final = 5.0
@@ -22,6 +23,7 @@ AHEAD_S: Final = 0.05
 LEAST_CHAINED_MS: Final = 1000
 """Under this idle limit the server might end a transaction that was begun ahead."""
 
+MOST: Final = 1000
 IDLE_S: Final = 300.0
 """A connection that was not needed for so long is not used again: firewalls forget it silently."""
 
@@ -44,6 +46,10 @@ class Session:
         """Opens a transaction that the server ends if nothing is heard of it for `limit`: that of
         a stopped worker must not block its successor for ever."""
         limit_ms = max(1, int(limit.total_seconds() * 1000))
+        if self._is_lent:
+            limited = f"set local idle_in_transaction_session_timeout = {limit_ms}"
+            await self.connection.execute(f"begin; {limited}", timeout=BEGIN_S)
+            return
         begun_at, self.begun_at = self.begun_at, None
         query = "begin"
         if limit_ms != self.limit_ms:  # in the same message it belongs to the transaction
@@ -75,6 +81,12 @@ class Session:
         self.is_foreign = False
 
     @property
+    def _is_lent(self) -> bool:
+        """Whether the server's session is ours for this transaction only: neither can another one
+        be begun ahead then, nor its limit be set for the next ones."""
+        return is_pooled(self.connection)
+
+    @property
     def _forgetting(self) -> str:
         return f"; {forget_query(self.connection)}" if self.is_foreign else ""
 
@@ -86,30 +98,34 @@ class Sessions:
     along with the end of the transaction, where it is needed at all: it saves a round trip.
     """
 
-    def __init__(self, url: str, *, name: str, **server_settings: str) -> None:
-        self._url = url
-        self._name = name
-        self._server_settings = server_settings
+    def __init__(self, url: str, *, name: str, most: int = MOST, **server_settings: str) -> None:
+        self._room = asyncio.Semaphore(most)
+        """For those that are taken. What is idle has room, too: no new one is opened beside it."""
+        self._opener = Opener(url, name=name, command_timeout_s=None, **server_settings)
         self._idle: deque[Session] = deque()
         self._taken: set[Session] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
+    @property
+    def use(self) -> tuple[int, int]:
+        """How many are in use, and how many are not."""
+        return len(self._taken), len(self._idle)
+
     async def take(self) -> Session:
-        """A session of the caller's own. Raises StorageUnavailable."""
-        session = self._newest_idle()
-        if session is None:
-            session = Session(
-                await connect(
-                    self._url, name=self._name, command_timeout_s=None, **self._server_settings
-                )
-            )
+        """A session of the caller's own, when there is one. Raises StorageUnavailable."""
+        await self._room.acquire()
+        try:
+            session = self._newest_idle() or Session(await self._opener.reach())
+        except BaseException:
+            self._room.release()
+            raise
         self._taken.add(session)
         return session
 
     def give_back(self, session: Session) -> None:
         """For a session whose transaction was ended, or a fresh one begun."""
-        self._taken.discard(session)
+        self._leave(session)
         session.idle_since = time.monotonic()
         self._idle.append(session)
         if session.begun_at is not None and self._timer is None:
@@ -123,20 +139,29 @@ class Sessions:
 
     def drop(self, session: Session) -> None:
         """For a session in any state: whatever it was doing is undone by the server."""
-        self._taken.discard(session)
+        self._leave(session)
         session.connection.terminate()
+
+    def _leave(self, session: Session) -> None:
+        if session in self._taken:
+            self._taken.remove(session)
+            self._room.release()
 
     def _end_unused(self) -> None:
         """Nobody came for these transactions: an idle one would worry whoever looks."""
         self._timer = None
         for session in [s for s in self._idle if s.begun_at is not None]:
-            self._idle.remove(session)
-            self._taken.add(session)
             task = asyncio.create_task(self._end(session))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
     async def _end(self, session: Session) -> None:
+        await self._room.acquire()
+        if session not in self._idle:  # somebody came, after all
+            self._room.release()
+            return
+        self._idle.remove(session)
+        self._taken.add(session)
         session.begun_at = None
         try:
             await session.roll_back()

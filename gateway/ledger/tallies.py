@@ -44,6 +44,11 @@ MINUTE_S: Final = 60
 REQUESTS: Final = ""
 """The handler of what happens at a route's door."""
 
+ALL_ROUTES: Final = ""
+ALL_HANDLERS: Final = "*"
+"""Under these the hours have everything together, so that looking back costs the same however many
+there are."""
+
 ACKNOWLEDGED: Final = "acknowledged"
 """Verified requests that were answered, whatever with: the outcome that has their times."""
 
@@ -181,7 +186,17 @@ def _merge(into: dict[Key, Tally], more: dict[Key, Tally]) -> None:
         into.setdefault(key, Tally()).add(tally)
 
 
+def _together(tallies: dict[Key, Tally]) -> dict[Key, Tally]:
+    """The same of all routes, and of all handlers."""
+    whole: dict[Key, Tally] = {}
+    for (_, handler, outcome), tally in tallies.items():
+        key = (ALL_ROUTES, handler and ALL_HANDLERS, outcome)
+        whole.setdefault(key, Tally()).add(tally)
+    return whole
+
+
 async def _write(ledger: Executor, age: timedelta, tallies: dict[Key, Tally]) -> None:
+    tallies = tallies | _together(tallies)
     keys = sorted(tallies)
     routes, handlers, outcomes = zip(*keys, strict=True)
     await ledger.execute(

@@ -37,12 +37,23 @@ class Count:
     without_payload: int = 0
     groups: Sequence[Any] = ()
     """The largest."""
+    is_whole: bool = True
+    """Whether all were looked at: where not, there may be more."""
 
 
-async def count_dead(ledger: Executor, filter: Filter, as_of: datetime, limit: int) -> Count:
-    """Dead letters, by route, handler and what their errors have in common."""
-    rows = await ledger.fetch(QUERIES["group_dead"], *filter.of_dead, as_of, limit, filter.cause)
+async def count_dead(
+    ledger: Executor, filter: Filter, as_of: datetime, limit: int, *, look_at: int | None = None
+) -> Count:
+    """Dead letters, by route, handler and what their errors have in common; of many the newest
+    only, where it is said at how many to look."""
+    rows = await ledger.fetch(
+        QUERIES["group_dead"], *filter.of_dead, as_of, limit, filter.cause, look_at
+    )
+    beyond = look_at is not None and await ledger.fetchval(
+        QUERIES["has_dead_beyond"], filter.since, filter.until, as_of, look_at
+    )
     return Count(
+        is_whole=not beyond,
         total=rows[0]["total"] if rows else 0,
         without_payload=rows[0]["without_payload"] if rows else 0,
         groups=[_group(row) for row in rows],

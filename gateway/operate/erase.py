@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.errors import CommandFailed, NotFound
 from gateway.ledger.causes import forget_causes
-from gateway.ledger.connection import Connection, Executor, Pooled
+from gateway.ledger.connection import CONTENDED, Connection, Executor, Pooled
 from gateway.ledger.erasure import (
     START,
     Erased,
@@ -110,13 +111,14 @@ async def _walk(
 
 async def _erase_patiently(ledger: Connection | Pooled, keys: list[Key], order: Order) -> Erased:
     """What stays in another's hands counts as running."""
-    total, left = await erase_events(ledger, keys, order)
-    for _ in range(TRIES):
+    total, left = Erased(), keys
+    for attempt in range(TRIES):
         if not left:
             return total
-        await asyncio.sleep(AGAIN_S)
-        more, left = await erase_events(ledger, left, order)
-        total += more
+        await asyncio.sleep(AGAIN_S if attempt else 0)
+        with suppress(*CONTENDED):  # what was filed under another day in between
+            more, left = await erase_events(ledger, left, order)
+            total += more
     return replace(total, running=(*total.running, *left))
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from gateway.ledger.connection import Connection, Executor, Pooled
+from gateway.ledger.partitions import count_due, tend
 from gateway.ledger.retention import (
     Place,
     Pruned,
@@ -33,7 +34,8 @@ async def prune(
         total += await pruner.step(ledger, waits=True)
         if time.monotonic() - began_s > PIECE_S:
             return total, pruner.place
-    return total, None
+    tended = await tend(ledger, retention)
+    return total + Pruned(days=tended.dropped), None
 
 
 async def count_to_prune(
@@ -42,7 +44,10 @@ async def count_to_prune(
     """What a prune would forget, and changes nothing."""
     if not retention:
         return Pruned(), None
-    total = Pruned() if place else await count_expired(ledger, retention, audit)
+    total = Pruned()
+    if place is None:
+        expired = await count_expired(ledger, retention, audit)
+        total = expired + Pruned(days=await count_due(ledger))
     [mark, *_] = (place or Place()).marks
     began_s = time.monotonic()
     while True:

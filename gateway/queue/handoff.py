@@ -11,11 +11,11 @@ from arq.connections import ArqRedis
 from arq.constants import default_queue_name, job_key_prefix
 from arq.jobs import serialize_job
 from arq.utils import timestamp_ms
-from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError
 
 from gateway.failpoints import reached
 from gateway.queue.cancellation import end
+from gateway.queue.connecting import connect_redis, describe_redis
 from gateway.settings import Settings
 
 QUEUE: Final = default_queue_name
@@ -37,25 +37,8 @@ PACE_S: Final = 0.01
 """Between two jobs: under load one carries many batches; a lone batch still goes at once."""
 
 PAUSE_S: Final = 1.0
-REDIS_TIMEOUT_S: Final = 2.0
 
 log = structlog.get_logger("gateway.queue")
-
-
-def connect_redis(url: str) -> ArqRedis:
-    """arq's client, with time-outs, and ids as JSON instead of pickles."""
-    pool = ConnectionPool.from_url(
-        url,
-        socket_timeout=REDIS_TIMEOUT_S,
-        socket_connect_timeout=REDIS_TIMEOUT_S,
-        health_check_interval=30,
-    )
-    return ArqRedis(
-        pool,
-        job_serializer=orjson.dumps,
-        job_deserializer=orjson.loads,
-        default_queue_name=QUEUE,
-    )
 
 
 class HandOff:
@@ -68,6 +51,14 @@ class HandOff:
         self._task: asyncio.Task[None] | None = None
         self._reachable = True
         self._depth = 0
+        self.counts = dict.fromkeys(("sent", "away", "deep", "dropped"), 0)
+        """Of what became of batches: `deep`, where enough waits in Redis; `dropped`, where Redis
+        is too far behind. The workers find what was not sent."""
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether Redis answered when it was asked last."""
+        return self._reachable
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._send_forever(), name="hand-off")
@@ -80,8 +71,19 @@ class HandOff:
 
     def offer(self, delivery_ids: Sequence[int]) -> None:
         """Takes ids to send; drops them when the queue is too far behind to be of help."""
-        if not self._batches.full():
+        if self._batches.full():
+            self.counts["dropped"] += 1
+        else:
             self._batches.put_nowait(delivery_ids)
+
+    async def ask(self) -> None:
+        """Whether Redis is there, where nothing has been sent for a while."""
+        try:
+            await self._redis.ping()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._note_away(error)
+        else:
+            self._note_back()
 
     async def send(self, delivery_ids: Sequence[int]) -> bool:
         """Enqueues one job; False where Redis is away, full, or deep enough already."""
@@ -89,13 +91,16 @@ class HandOff:
             if self._depth >= self._max_depth:
                 self._depth = await self._redis.zcard(QUEUE)
             if self._depth >= self._max_depth:
+                self.counts["deep"] += 1
                 return False
             reached("enqueue.sending")
             self._depth = await self._enqueue(delivery_ids)
             reached("enqueue.sent")
         except (RedisError, OSError, TimeoutError) as error:
+            self.counts["away"] += 1
             self._note_away(error)
             return False
+        self.counts["sent"] += 1
         self._note_back()
         return True
 
@@ -126,7 +131,11 @@ class HandOff:
 
     def _note_away(self, error: Exception) -> None:
         if self._reachable:
-            log.warning("redis_away", error=str(error), note="the workers read the ledger instead")
+            log.warning(
+                "redis_away",
+                error=describe_redis(error),
+                note="the workers read the ledger instead",
+            )
         self._reachable = False
 
     def _note_back(self) -> None:

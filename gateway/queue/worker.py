@@ -10,9 +10,9 @@ import orjson
 import structlog
 from arq.connections import ArqRedis
 
-from gateway.ledger.connection import describe
 from gateway.queue.cancellation import end
-from gateway.queue.handoff import DELIVER, QUEUE, WAKE, connect_redis
+from gateway.queue.connecting import connect_redis, describe_redis
+from gateway.queue.handoff import DELIVER, QUEUE, WAKE
 from gateway.worker import Worker
 
 POLL_S: Final = 0.02
@@ -48,17 +48,30 @@ def worker_arguments(redis: ArqRedis) -> dict[str, Any]:
     }
 
 
-async def listen_forever(url: str, hint: Callable[[list[int]], None]) -> None:
+class Link:
+    """Whether the queue is there, and how often it was not."""
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self.restarts = 0
+
+
+async def listen_forever(
+    url: str, hint: Callable[[list[int]], None], link: Link | None = None
+) -> None:
     """An arq worker that is started anew whenever Redis ended it; meanwhile the sweep works."""
     delay_s = RESTART_S[0]
+    link = link or Link()
     while True:
         started = asyncio.get_running_loop().time()
         try:
-            await _listen(url, hint)
+            await _listen(url, hint, link)
         except Exception as error:  # arq and redis-py run here: whatever ends them, we go on
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 delay_s = RESTART_S[0]
-            log.warning("queue_away", error=describe(error), again_in_s=delay_s)
+            log.warning("queue_away", error=describe_redis(error), again_in_s=delay_s)
+        link.is_up = False
+        link.restarts += 1
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, RESTART_S[1])
 
@@ -72,9 +85,10 @@ class _WokenWorker(arq.worker.Worker):
         self._redis = redis
         self._woken = asyncio.Event()
 
-    async def wake_forever(self) -> None:
+    async def wake_forever(self, link: Link) -> None:
         async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
             await channel.subscribe(WAKE)
+            link.is_up = True
             while True:
                 if await channel.get_message(timeout=IDLE_S) is not None:
                     self._woken.set()
@@ -87,10 +101,11 @@ class _WokenWorker(arq.worker.Worker):
         await super()._poll_iteration()
 
 
-async def _listen(url: str, hint: Callable[[list[int]], None]) -> None:
+async def _listen(url: str, hint: Callable[[list[int]], None], link: Link) -> None:
     redis = connect_redis(url)
     worker = _WokenWorker(redis, hint)
-    running = [asyncio.create_task(worker.async_run()), asyncio.create_task(worker.wake_forever())]
+    work = worker.async_run(), worker.wake_forever(link)
+    running = [asyncio.create_task(part) for part in work]
     try:
         ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
@@ -107,6 +122,7 @@ def worker_settings(url: str, make_worker: Callable[[], Worker]) -> dict[str, An
     async def on_startup(ctx: dict[str, Any]) -> None:
         worker = make_worker()
         await worker.start()
+        worker.metrics.watch_redis(lambda: True)  # without it, arq ends
         ctx["worker"], ctx["hint"] = worker, worker.hint
 
     async def on_shutdown(ctx: dict[str, Any]) -> None:

@@ -4,9 +4,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,10 +17,10 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from gateway.errors import GatewayError, SchemaMismatch
 from gateway.ledger.connection import TROUBLE
+from gateway.metrics.serve import Metrics
 from gateway.receive import answers
 from gateway.receive.answers import Answer
 from gateway.receive.door import Door
-from gateway.receive.metrics import Metrics
 from gateway.receive.protocol import take_reply
 from gateway.receive.queues import Queues
 from gateway.receive.unknown import UnknownPaths
@@ -31,6 +32,8 @@ ANSWER_WITHIN_S: Final = 2.0
 """Less than a balancer waits."""
 
 MARKS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+
+STEPS: Final = frozenset({b".", b".."})
 
 UNREACHABLE: Final = "LEDGER_UNREACHABLE"
 
@@ -112,9 +115,13 @@ class App:
 
 
 def _is_disguised(path: bytes) -> bool:
-    """Whether its first part is encoded, as nobody does who is not hiding it from a front; further
-    on there are ids, which may be encoded."""
-    return b"%" in path and b"%" in path[1:].partition(b"/")[0]
+    """Whether a front may take it for another one, which it lets through. Its first part is
+    encoded, as nobody does who is not hiding it; further on there are ids, which may be. Or steps
+    lead back: what a front allows as /webhooks/x was sent as /api/v1/events/../../../webhooks/x.
+    The last part may be an id: a step there leads to nothing that is not above it."""
+    if b"%" in path[1:].partition(b"/")[0]:
+        return True
+    return not STEPS.isdisjoint(unquote_to_bytes(path).split(b"/")[:-1])
 
 
 def _rest(
@@ -141,8 +148,7 @@ def _rest(
         refusal = guard_metrics(request)
         if refusal is not None:
             return _as_response(refusal)
-        text = generate_latest(metrics.registry)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(await metrics.show(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def not_found(request: Request, _: Exception) -> Response:
         await unknown.note(request)

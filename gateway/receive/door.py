@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from starlette.types import Receive, Scope
@@ -24,6 +24,7 @@ from gateway.errors import (
 from gateway.ledger.claims import Claimer
 from gateway.ledger.sealed import Vault
 from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
+from gateway.metrics.serve import Metrics, Outcomes
 from gateway.providers import Headers
 from gateway.receive import answers
 from gateway.receive.address import Addresses
@@ -33,11 +34,13 @@ from gateway.receive.body import SenderGone, drain, read_body
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.gate import Gate
 from gateway.receive.limits import Strangers
-from gateway.receive.metrics import Metrics, Outcomes
 from gateway.receive.protocol import Reply
 from gateway.receive.throttle import Throttle
 from gateway.registry import Registry
 from gateway.routes import Route
+
+if TYPE_CHECKING:  # opentelemetry, which is an extra
+    from gateway.traces.spans import Traces
 
 COMPLAINTS_PER_SECOND: Final = 20
 FLOODS_PER_SECOND: Final = 1
@@ -59,6 +62,7 @@ class Reception:
     addresses: Addresses
     strangers: Strangers
     vault: Vault
+    traces: "Traces | None" = None
 
 
 class Door(ABC):
@@ -70,6 +74,7 @@ class Door(ABC):
         self._registry = reception.registry
         self._claimer = reception.claimer
         self._vault = reception.vault
+        self._traces = reception.traces
         self._admission = reception.admission
         self._deadlines = reception.deadlines
         self._gate = Gate(route, reception.addresses, reception.strangers)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
@@ -32,6 +32,9 @@ from gateway.redaction import RedactAt
 from gateway.routes import Route
 from gateway.secrets import Secret
 from gateway.spool.spool import Spool
+
+if TYPE_CHECKING:  # opentelemetry, which is an extra
+    from gateway.traces.spans import Traces
 
 THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and read in a thread, so that they do not hold up the others."""
@@ -113,12 +116,23 @@ class Endpoint(Door):
         if self._route.limit is not None:
             self._gate.take(sum(isinstance(one, Claim) for one in read))
         reached("claim.verified")
-        if len(read) == 1:
-            taken = [await self._take(read[0])]
-        else:
+        if self._traces is None:
             taken = await self._take_all(read)
+        else:
+            taken = await self._take_traced(self._traces, read, headers, received_at)
         reached("claim.answering")
         return answers.received(taken, self._provider.acknowledgement)
+
+    async def _take_traced(
+        self, traces: "Traces", read: Sequence[Claim | Envelope], headers: Headers, at: datetime
+    ) -> list[Taken]:
+        with traces.receiving(self._route.name, headers, at) as span:
+            here = traces.here()
+            taken = await self._take_all(
+                [one._replace(trace=here) if isinstance(one, Claim) else one for one in read]
+            )
+            traces.tell(span, [(one.event_id, one.status) for one in taken])
+            return taken
 
     def _read_unverified(
         self, refusal: RequestRejected, scope: Scope, incoming: Incoming, now: datetime
@@ -158,6 +172,8 @@ class Endpoint(Door):
     async def _take_all(self, claims: Sequence[Claim | Envelope]) -> list[Taken]:
         """Together, in their order. Where one is not durable, the sender comes back with all of
         them, and those that were are duplicates."""
+        if len(claims) == 1:
+            return [await self._take(claims[0])]
         taken = await asyncio.gather(*map(self._take, claims), return_exceptions=True)
         for one in taken:
             if isinstance(one, BaseException):

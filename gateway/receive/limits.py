@@ -65,7 +65,7 @@ class Strangers:
         self._addresses = addresses
         self._clock = clock
         self._each_s = period_s / rate.count
-        self._slack_s = BURST_PERIODS * period_s
+        self._slack_s = BURST_PERIODS * period_s + EPSILON_S
         self._until: OrderedDict[int, float] = OrderedDict()
         """By group, as in `Allowance`; whoever was refused last is at the end."""
         self._known: OrderedDict[int, float] = OrderedDict()

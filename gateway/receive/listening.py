@@ -103,7 +103,7 @@ def descriptors_for(connections: int) -> int:
     return min(allowed, connections)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, setting: str = "GATEWAY_HOST or GATEWAY_PORT") -> socket.socket:
     """A bound socket, so that a port in use is one clear line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
@@ -113,8 +113,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise CommandFailed(
-            f"cannot listen on {host}:{port}: {reason} (set GATEWAY_HOST or GATEWAY_PORT)"
-        ) from error
+        raise CommandFailed(f"cannot listen on {host}:{port}: {reason} (set {setting})") from error
     listener.listen(BACKLOG)
     return listener

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
@@ -18,6 +18,9 @@ from gateway.receive.door import Door, Reception
 from gateway.receive.keyring import Keyring
 from gateway.routes import Route
 from gateway.secrets import find_borne
+
+if TYPE_CHECKING:  # opentelemetry, which is an extra
+    from gateway.traces.spans import Traces
 
 THREAD_BYTES: Final = 128 * 1024
 """Requests over this are read in a thread: exactly takes longer than a webhook takes."""
@@ -54,9 +57,18 @@ class QueueDoor(Door):
             claim = self._read(headers, body)
         self._gate.take()
         reached("claim.verified")
-        claimed = await self._claimer.claim(claim)
+        if self._traces is None:
+            claimed = await self._claimer.claim(claim)
+        else:
+            claimed = await self._claim_traced(self._traces, claim, headers)
         reached("claim.answering")
         return self._answered(claim.envelope, claimed)
+
+    async def _claim_traced(self, traces: "Traces", claim: Claim, headers: Headers) -> Claimed:
+        with traces.receiving(self._route.name, headers, claim.received_at) as span:
+            claimed = await self._claimer.claim(claim._replace(trace=traces.here()))
+            traces.tell(span, [(claim.envelope.id, claimed.verdict)])
+            return claimed
 
     def _read(self, headers: Headers, body: bytes) -> Claim:
         job = read_job(self._route.name, headers, body)

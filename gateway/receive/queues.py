@@ -8,6 +8,7 @@ import structlog
 from starlette.types import Receive, Scope
 
 from gateway.errors import NotFromHere, StorageUnavailable
+from gateway.ledger.budget import JOB_CONNECTIONS
 from gateway.ledger.connection import PREPARED_ONCE, TROUBLE, Pool, describe, open_pool
 from gateway.ledger.jobs import find_job
 from gateway.providers.publish import is_name
@@ -25,7 +26,6 @@ from gateway.secrets import find_borne
 PREFIX: Final = "/v1/"
 QUEUES: Final = "/v1/queues/"
 JOBS: Final = "/jobs/"
-CONNECTIONS: Final = 2
 ANSWER_WITHIN_S: Final = 3.0
 
 log = structlog.get_logger("gateway.receive")
@@ -56,7 +56,7 @@ class Queues:
         self._pool = await open_pool(
             self._url,
             name="gateway jobs",
-            size=CONNECTIONS,
+            size=JOB_CONNECTIONS,
             command_timeout_s=ANSWER_WITHIN_S,
             **PREPARED_ONCE,
         )

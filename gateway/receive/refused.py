@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import Counter
 
 from gateway.errors import StorageUnavailable
-from gateway.ledger.connection import TROUBLE, Connection, close_quietly, connect, describe
+from gateway.ledger.connection import TROUBLE, Connection, Opener, close_quietly, describe
 from gateway.ledger.refusals import Refusal, note_refusals
 from gateway.ledger.rejected import Bounds, compare_clocks, keep_rejected
 from gateway.receive.recorder import HASHED_BYTES, Recorder
@@ -42,7 +42,7 @@ class Refused:
     def __init__(
         self, url: str, *, recorder: Recorder, bounds: Bounds, largest_body: int, counted: Counter
     ) -> None:
-        self._url = url
+        self._opener = Opener(url, name="gateway refusals")
         self.recorder = recorder
         """Knows the secrets: replaced when they are."""
         self._bounds = bounds
@@ -97,7 +97,7 @@ class Refused:
     async def _write_down(self, replayed: list[Refusal], waiting: Waiting) -> None:
         connection = None
         try:
-            connection = await connect(self._url, name="gateway refusals")
+            connection = await self._opener.reach()
             if replayed:
                 await note_refusals(connection, replayed)
             if waiting:

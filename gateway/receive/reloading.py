@@ -13,9 +13,9 @@ from gateway.errors import ConfigInvalid, GatewayError, StorageUnavailable
 from gateway.hangup import Hangup
 from gateway.ledger.connection import TROUBLE, Connection, close_quietly, connect, describe
 from gateway.ledger.reloads import DONE, REFUSED, forget_reload, keep_reload
+from gateway.metrics.serve import Metrics
 from gateway.project import Project, database_url, load_secrets
 from gateway.receive.keyring import Bunch, Keyring, tell_expired
-from gateway.receive.metrics import Metrics
 from gateway.routes import find_changes, load_config
 
 TELL_S: Final = 2.0

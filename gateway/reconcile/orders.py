@@ -35,6 +35,8 @@ from gateway.reconcile.stripe import StripeEvents
 from gateway.registry import Registry
 from gateway.routes import Config, Route
 
+NAME: Final = "gateway reconcile"
+HOLDER: Final = f"{NAME} lock"
 COMMAND_S: Final = 30.0
 BEAT_S: Final = 20.0
 LAST_WORDS_S: Final = 2.0
@@ -122,15 +124,21 @@ async def _go_on_from(
 async def carry_out(means: Means, id: int) -> Row:
     """Carries a run out that was begun, and says how it ended in its row, which is returned.
 
-    It has a connection of its own: with it the right to the route ends, however it ends.
+    It has connections of its own: with one of them the right to the route ends, however it ends.
     """
-    connection = await connect(means.url, name="gateway reconcile", command_timeout_s=COMMAND_S)
-    try:
+    async with _connected(means.url, HOLDER) as holder, _connected(means.url, NAME) as connection:
         row = await find_reconciliation(connection, id)
-        async with reconciling(connection, row["route"]):
+        async with reconciling(holder, row["route"]):
             await ledger.start(connection, id)
-            await _carry_out(connection, means, row)
+            await _carry_out(connection, holder, means, row)
         return await find_reconciliation(connection, id)
+
+
+@asynccontextmanager
+async def _connected(url: str, name: str) -> AsyncIterator[Connection]:
+    connection = await connect(url, name=name, command_timeout_s=COMMAND_S)
+    try:
+        yield connection
     finally:
         await close_quietly(connection)
 
@@ -144,9 +152,9 @@ def tell(row: Row) -> None:
         log.warning("reconcile_failed", **fields, status=row["status"], reason=row["error"])
 
 
-async def _carry_out(connection: Connection, means: Means, row: Row) -> None:
+async def _carry_out(connection: Connection, holder: Connection, means: Means, row: Row) -> None:
     try:
-        async with _prepared(connection, means, row) as run:
+        async with _prepared(connection, holder, means, row) as run:
             await run.carry_out()
     except RateLimited as limit:
         await _end(connection, row, "stopped", str(limit))
@@ -170,13 +178,19 @@ async def _end(connection: Connection, row: Row, status: str, error: str) -> Non
 
 
 @asynccontextmanager
-async def _prepared(connection: Connection, means: Means, row: Row) -> AsyncIterator[Run]:
+async def _prepared(
+    connection: Connection, holder: Connection, means: Means, row: Row
+) -> AsyncIterator[Run]:
     """The run with its clients, which end with it."""
     route = find_route(means.config, row["route"])
     reconcile = reconcile_of(route)
     key = show_key(means.config, route, means.environ)
     progress = Progress(
-        connection=connection, run_id=row["id"], phase=row["phase"], cursor=row["cursor"]
+        connection=connection,
+        holder=holder,
+        run_id=row["id"],
+        phase=row["phase"],
+        cursor=row["cursor"],
     )
     rest = _beating(means.rest, progress)
     work = Work(

@@ -8,7 +8,7 @@ from typing import Any, Final
 from gateway.ledger.bulk import read_clock
 from gateway.ledger.connection import Connection
 from gateway.ledger.gaps import adopt_gaps, find_unseen, give_up_old, note_gaps
-from gateway.ledger.reconciliations import SCHEDULE, count_up, step
+from gateway.ledger.reconciliations import SCHEDULE, count_up, keep_right, step
 from gateway.reconcile.listing import Listed, Listing, Page
 from gateway.reconcile.recovery import MOST_ASKS, UNDER_WAY, Recovery
 from gateway.reconcile.span import limits
@@ -23,6 +23,8 @@ class Progress:
     """A run's row, kept up to date: not more often than anybody looks."""
 
     connection: Connection
+    holder: Connection
+    """Whose transaction is the right to reconcile the route."""
     run_id: int
     phase: str
     cursor: str | None
@@ -33,6 +35,7 @@ class Progress:
     async def beat(self, *, now: bool = False) -> None:
         """Figures, and a sign of life."""
         if now or time.monotonic() - self._counted_at >= COUNT_EVERY_S:
+            await keep_right(self.holder)
             await self.step()
             await count_up(self.connection, self.run_id, self.missing)
             self._counted_at = time.monotonic()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -11,9 +11,13 @@ from gateway.ledger.connection import Pool
 from gateway.ledger.sealed import Vault
 from gateway.ledger.sessions import Sessions
 from gateway.ledger.tallies import Tallies
+from gateway.metrics.worker import WorkerMetrics
 from gateway.registry import Registry
 from gateway.routes import Config
 from gateway.secrets import Secret
+
+if TYPE_CHECKING:  # opentelemetry, which is an extra
+    from gateway.traces.spans import Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,9 @@ class Workbench:
     """What `@resource` functions have yielded, by name."""
     tallies: Tallies = field(default_factory=Tallies)
     """Where runs are counted."""
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
+    """Where they are counted for Prometheus."""
+    traces: "Traces | None" = None
     on_retry: Callable[[timedelta], None]
     """Told when a delivery of ours falls due again."""
     on_published: Callable[[Iterable[int]], None]

@@ -147,6 +147,11 @@ class Database:
         if self._session is not None:
             self._sessions.drop(self._session)
 
+    def give_up(self) -> None:
+        """For a server that takes no writes any more: none of its connections is used again."""
+        self.abandon()
+        self._sessions.drop_idle()
+
     async def _open_foreign(self) -> Connection:
         """For a statement of the handler's: it may change the session, not only the data."""
         connection = await self._open()
@@ -185,7 +190,7 @@ class Context:
     def __init__(self, *, lease: Lease, subscription: Subscription, bench: Workbench) -> None:
         self._lease = lease
         self._bench = bench
-        self.db = Database(bench.work, subscription.timeout)
+        self.db = _database(lease, subscription, bench)
         """The delivery's transaction in the gateway's database, with asyncpg's methods."""
         self.http: httpx.AsyncClient = bench.http
         """A shared httpx client."""
@@ -273,6 +278,8 @@ class Context:
         whether it is a new job.
         """
         job = self._outbox.make(queue, payload, key, type)
+        if self._bench.traces is not None:
+            job = job._replace(trace=self._bench.traces.here())
         row = await self.db.run_own(QUERIES["publish"], *job_arguments(job))
         if row is None or not row["is_new"]:
             if row is not None and row["differs"]:
@@ -313,6 +320,25 @@ class Context:
     @cached_property
     def _effects(self) -> Effects:
         return Effects(self._bench.ledger, self._lease, self._bench.vault, self.log)
+
+
+def _database(lease: Lease, subscription: Subscription, bench: Workbench) -> Database:
+    if bench.traces is None:
+        return Database(bench.work, subscription.timeout)
+    from gateway.run.traced import TracedDatabase  # opentelemetry
+
+    return TracedDatabase(
+        bench.work,
+        subscription.timeout,
+        traces=bench.traces,
+        tells_text=lease.event.route not in bench.vault.routes,
+    )
+
+
+def trace_of(context: Context) -> str | None:
+    """For whoever sends the event on: where we are, as a `traceparent`."""
+    traces = context._bench.traces
+    return None if traces is None else traces.here()
 
 
 def outbox_of(context: Context) -> Outbox:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import structlog
@@ -15,12 +15,13 @@ from gateway.errors import (
     HandlerSignal,
     KeyMissing,
     LeaseLost,
+    PayloadGone,
     SealBroken,
     StorageUnavailable,
 )
 from gateway.failpoints import reached
 from gateway.ledger.claims import Verdict
-from gateway.ledger.connection import CONTENDED, TROUBLE, describe
+from gateway.ledger.connection import CONTENDED, READ_ONLY, TROUBLE, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
 from gateway.ledger.sealed import open_event
 from gateway.ledger.tallies import REQUESTS
@@ -34,6 +35,9 @@ from gateway.run.context import Context, outbox_of
 from gateway.run.hiding import hiding
 from gateway.run.once_per import AtIt, DoneBefore, OncePer
 from gateway.run.policy import HandlerTimeout, decide, summary
+
+if TYPE_CHECKING:  # opentelemetry, which is an extra
+    from gateway.traces.spans import Traces
 
 STOP_S: Final = 5.0
 """How long a cancelled handler may take to end before its connection is cut."""
@@ -71,6 +75,7 @@ class Execution:
         self._handler: asyncio.Task[None] | None = None
         self._stopped_because: str | None = None
         self._lease_lost = False
+        self._handler_s: float | None = None
 
     def _make_context(self) -> Context:
         return Context(lease=self.lease, subscription=self.subscription, bench=self._bench)
@@ -88,29 +93,51 @@ class Execution:
 
     async def run(self) -> None:
         """Runs the handler and settles the delivery; never raises for what the handler did."""
+        if self._bench.traces is None:
+            await self._run()
+        else:
+            await self._run_traced(self._bench.traces)
+
+    async def _run_traced(self, traces: "Traces") -> None:
+        from gateway.run.traced import running, tell  # opentelemetry
+
+        with running(traces, self.lease) as span:
+            tell(span, await self._run())
+
+    async def _run(self) -> Settlement | None:
+        """None: another worker owns the delivery."""
         started = time.monotonic()
         try:
             error = await self._open() or await self._check() or await self._call()
+            returned = time.monotonic()
             settlement = await self._finish(error)
+            settled = time.monotonic()
         except LeaseLost:
             self._context.log.warning("lease_lost")
-            return
+            self._bench.metrics.repaired("fenced")
+            return None
         finally:
             await self._context.db.close()
-        self._report(settlement, time.monotonic() - started)
+        self._report(settlement, time.monotonic() - started, settled - returned)
         if settlement.status is Status.PENDING:
             self._bench.on_retry(settlement.delay)
         elif settlement is DONE:
             await self._announce()
+        return settlement
 
-    def _report(self, settlement: Settlement, seconds: float) -> None:
-        lease, outcome = self.lease, settlement.outcome
-        self._bench.tallies.add(lease.event.route, lease.handler, outcome, seconds)
+    def _report(self, settlement: Settlement, seconds: float, settle_s: float) -> None:
+        outcome, metrics = settlement.outcome, self._bench.metrics
+        place = self.lease.event.route, self.lease.handler
+        self._bench.tallies.add(*place, outcome, seconds)
+        metrics.ended(*place, outcome, is_dead=settlement.status is Status.DEAD)
+        metrics.took(*place, self._handler_s, settle_s)
         _tell(self._context, settlement, seconds)
 
     async def _open(self) -> CannotOpen | None:
-        """Where the event is kept sealed: why it cannot be read."""
+        """Why the event cannot be read, where it is kept sealed or not kept."""
         lease = self.lease
+        if not lease.payload_kept:
+            return PayloadGone("its payload is gone: a handler would take nothing for the event")
         if lease.sealed is None:
             return None
         where = self._bench.vault.ring, lease.event.route, lease.event.id, lease.sealed
@@ -150,6 +177,7 @@ class Execution:
         outbox = outbox_of(self._context)
         for queue in outbox.queues:
             self._bench.tallies.add(queue, REQUESTS, Verdict.ACCEPTED)
+            self._bench.metrics.published.labels(queue).inc()
         if not outbox.delivery_ids:
             return
         try:
@@ -160,11 +188,13 @@ class Execution:
 
     async def _call(self) -> BaseException | None:
         """Runs the handler to its end, its timeout or its cancellation; returns what it raised."""
+        began_at = time.monotonic()
         handler = asyncio.create_task(self._guarded())
         self._handler = handler
         if self._stopped_because is not None:
             handler.cancel()
         done, _ = await asyncio.wait({handler}, timeout=self.subscription.timeout.total_seconds())
+        self._handler_s = time.monotonic() - began_at
         if not done:
             return await self._overdue(handler)
         if handler.cancelled():
@@ -226,16 +256,16 @@ class Execution:
             return Settlement(status=Status.DONE, outcome=Outcome.SKIPPED, error=str(error))
         if isinstance(error, KeyMissing):
             return _again(Outcome.DEFERRED, summary(error), WITHOUT_KEY)
-        if isinstance(error, SealBroken):
+        if isinstance(error, SealBroken | PayloadGone):
             return Settlement(status=Status.DEAD, outcome=Outcome.DEAD, error=summary(error))
         if isinstance(error, AtIt):
             return _again(Outcome.RELEASED, str(error), AFTER_LOSS)
         if not isinstance(error, HandlerSignal | HandlerTimeout):
             if self._stopped_because is not None:
                 return _again(Outcome.RELEASED, self._stopped_because, timedelta())
-            if self._context.db.lost or isinstance(error, StorageUnavailable):
+            if self._is_away(error):
                 return _again(Outcome.LOST, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
-            if _is_contention(error):
+            if _is_because(error, CONTENDED):
                 return _again(Outcome.LOST, summary(error, hide), AFTER_LOSS)
         if self.subscription.forward is not None:
             error = error.with_traceback(None)  # it leads through our own code, to nowhere of use
@@ -246,6 +276,13 @@ class Execution:
             now=datetime.now(UTC),
             hide=hide,
         )
+
+    def _is_away(self, error: BaseException) -> bool:
+        """Whether the server is not there any more, or is no longer the one that is written to."""
+        if _is_because(error, READ_ONLY):
+            self._context.db.give_up()
+            return True
+        return self._context.db.lost or isinstance(error, StorageUnavailable)
 
     async def _settle_apart(self, settlement: Settlement) -> Settlement:
         """Settles on a connection of the ledger's own, for as long as Postgres needs to be back.
@@ -260,6 +297,7 @@ class Execution:
                 raise
             except TROUBLE as error:
                 self._context.log.warning("settle_again", error=describe(error))
+                self._bench.metrics.repaired("settle_repeated")
                 await self._bench.ledger.expire_connections()
                 await asyncio.sleep(RESETTLE_S)
             else:
@@ -272,10 +310,10 @@ def _again(outcome: Outcome, because: str, delay: timedelta) -> Settlement:
     return Settlement(status=Status.PENDING, outcome=outcome, error=because, delay=delay)
 
 
-def _is_contention(error: BaseException | None) -> bool:
-    """A deadlock or serialization failure, or what the handler made of one."""
+def _is_because(error: BaseException | None, kinds: tuple[type[Exception], ...]) -> bool:
+    """An error of these kinds, or what the handler made of one."""
     while error is not None:
-        if isinstance(error, CONTENDED):
+        if isinstance(error, kinds):
             return True
         error = error.__cause__ or error.__context__
     return False

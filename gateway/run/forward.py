@@ -18,7 +18,7 @@ from gateway.providers.standard_webhooks import headers as webhook_headers
 from gateway.registry import Subscription
 from gateway.routes.forward import HEADER_VALUE
 from gateway.run.answer import judge, shortened
-from gateway.run.context import Context
+from gateway.run.context import Context, trace_of
 
 USER_AGENT: Final = f"webhook-gateway/{version('webhook-gateway-server')}"
 ACCEPT: Final = "application/json, */*;q=0.1"
@@ -56,6 +56,8 @@ class Push:
     async def __call__(self, event: Event, ctx: Context) -> None:
         to, now = self._destination, datetime.now(UTC)
         headers = make_headers(to, event, id=ctx.idempotency_key(), attempt=ctx.attempt, now=now)
+        if (trace := trace_of(ctx)) is not None:
+            headers["traceparent"] = trace
         try:
             answer = await self._client.post(to.url, headers, event.body)
         except PushFailed as error:

@@ -2,16 +2,20 @@
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gateway.ledger.connection import Pool
 from gateway.ledger.deliveries import find_due, lease_due, lease_hinted
+from gateway.metrics.worker import WorkerMetrics
 from gateway.model import Lease
+from gateway.providers.publish import PUBLISH
 from gateway.registry import Subscription
 from gateway.run.limited import Limited
 
 MOST_AT_ONCE: Final = 64
+TOLD_WITHIN: Final = timedelta(seconds=2)
+"""By then the queue has told of a delivery, where it does so at all."""
 
 
 class Intake:
@@ -29,8 +33,12 @@ class Intake:
         subscriptions: Sequence[Subscription],
         lease: timedelta,
         scan_every: timedelta,
+        metrics: WorkerMetrics,
     ) -> None:
         self._leases = leases
+        self._metrics = metrics
+        self._is_behind = True
+        """Whether more may be due than was told of, for which nobody is to blame."""
         self._handlers = [s.key for s in subscriptions if not s.is_limited]
         self._limited = Limited(leases, subscriptions, lease=lease, look_every=scan_every)
         self._lease = lease
@@ -46,6 +54,7 @@ class Intake:
         """Takes note of deliveries that are said to be due."""
         self._hints.update(delivery_ids)
         if len(self._hints) > free:
+            self._is_behind = True
             self._hints.clear()
             self.scan_now()
 
@@ -81,6 +90,7 @@ class Intake:
         taken = 0
         if self._limited_first:
             async for leases in self._limited.take(free):
+                self._metrics.leased("limited", len(leases))
                 taken += len(leases)
                 yield leases
         if taken < room:
@@ -89,6 +99,7 @@ class Intake:
                 yield leases
         if not self._limited_first:
             async for leases in self._limited.take(free - taken):
+                self._metrics.leased("limited", len(leases))
                 yield leases
 
     async def _take(self, room: int) -> AsyncIterator[list[Lease]]:
@@ -98,10 +109,14 @@ class Intake:
             yield await self._scan(self._asked)
         else:
             leases = await self._follow(hints) if hints else []
+            self._metrics.leased("queue", len(leases))
             yield leases
             if self._left and len(leases) < self._asked:
                 left, self._left = list(self._left), set()
-                yield await lease_due(self._leases, self._asked - len(leases), left, self._lease)
+                room = self._asked - len(leases)
+                leases = await lease_due(self._leases, room, left, self._lease)
+                self._metrics.leased("turn", len(leases))
+                yield leases
         self._most = min(self._most * 2, MOST_AT_ONCE)
 
     async def _follow(self, hints: list[int]) -> list[Lease]:
@@ -118,4 +133,18 @@ class Intake:
         leases = await lease_due(self._leases, room, self._handlers, self._lease)
         more = len(leases) == room
         self._scan_at = 0.0 if more else scanned_at + self._scan_every_s
+        self._metrics.leased("ledger", len(leases))
+        if not more and not self._is_behind:
+            self._metrics.repaired("wake_up_missed", _count_missed(leases))
+        self._is_behind = more
         return leases
+
+
+def _count_missed(leases: Sequence[Lease]) -> int:
+    """Those that should have been told of: they run for the first time, and came a while ago. A
+    job may have been delayed, which nobody is told of."""
+    late = datetime.now(UTC) - TOLD_WITHIN
+    return sum(
+        lease.run == 1 and lease.event.received_at < late and lease.event.provider != PUBLISH.name
+        for lease in leases
+    )

@@ -27,6 +27,7 @@ def job_arguments(job: Claim) -> tuple[Any, ...]:
         list(job.handlers),
         [job.order_keys.get(handler) for handler in job.handlers],
         job.key_id,
+        job.trace,
     )
 
 

@@ -63,6 +63,20 @@ class Runner:
         """Set while no lease is being asked for."""
         self._is_idle.set()
         self._hurry = asyncio.Event()
+        self.asked_at: float | None = None
+        """When the ledger last answered, where it had to; None: never, or not the last time."""
+        self.beat_at = time.monotonic()
+        """When the last heartbeat ended, however it did."""
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether it has not been told to stop."""
+        return self._taking
+
+    @property
+    def busy(self) -> int:
+        """Slots that are taken."""
+        return len(self._tasks)
 
     def hint(self, delivery_ids: Iterable[int]) -> None:
         """Says that these deliveries may be due."""
@@ -105,9 +119,18 @@ class Runner:
             await asyncio.sleep(self._lease.total_seconds() / BEATS_PER_LEASE)
             try:
                 await self.beat()
+                self._note_full()
             except TROUBLE as error:
                 log.warning("heartbeat_missed", error=describe(error))
+                self._bench.metrics.heartbeats_missed.inc()
+                self.asked_at = None
                 await self._leases.expire_connections()
+            self.beat_at = time.monotonic()
+
+    def _note_full(self) -> None:
+        """Without a free slot no lease is asked for: then it is the heartbeat that was answered."""
+        if self._room <= 0:
+            self.asked_at = time.monotonic()
 
     async def drain(self, grace: timedelta) -> None:
         """Takes nothing more, lets what runs finish within the grace time, hands the rest back."""
@@ -142,6 +165,7 @@ class Runner:
             await self._take_pieces()
         except TROUBLE as error:
             log.warning("ledger_unreachable", error=describe(error))
+            self.asked_at = None
             self._intake.ease()
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
@@ -152,7 +176,9 @@ class Runner:
             async with aclosing(self._intake.take(self._room, self._free)) as pieces:
                 asked_at = time.monotonic()
                 async for leases in pieces:
+                    self.asked_at = time.monotonic()
                     if leases:
+                        self._bench.metrics.lease_took(len(leases), self.asked_at - asked_at)
                         reached("lease.taken")
                         await self._accept(leases, asked_at)
                     if not self._taking:

@@ -70,6 +70,7 @@ def encode(claim: Claim) -> bytes:
             "clock_s": claim.clock_s,
             "key_id": claim.key_id,
             "unverified": claim.unverified,
+            "trace": claim.trace,
             "base64": MAGIC in claim.body,
         }
     )
@@ -159,6 +160,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         clock_s=facts.get("clock_s"),
         key_id=facts.get("key_id"),  # nor of before there were keys
         unverified=facts.get("unverified", False),
+        trace=facts.get("trace"),
         guard=None if facts.get("guard") is None else bytes.fromhex(facts["guard"]),
     )
 

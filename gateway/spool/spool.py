@@ -61,6 +61,12 @@ class Spool:
         self._is_failing = False
         self.working = True
         """False once a part of it ended on an error that nobody foresaw."""
+        self.drained = {"claimed": 0, "refused": 0}
+        """Events that were offered to the ledger."""
+        self.on_adopted: Callable[[int], None] = lambda _: None
+        """Told of events that a process which is gone had left behind."""
+        self.damaged = 0
+        """Pieces that could not be read."""
 
     @property
     def events(self) -> int:
@@ -199,7 +205,8 @@ class Spool:
         adopted = await self._on_disk(lambda: adopt_all(self._directory, _unreadable))
         for file in adopted:
             log.warning("spool_adopted", file=str(file.path), events=file.waiting)
-            _tell_damaged(file, 0)
+            self.on_adopted(file.waiting)
+            self._note_damaged(file, 0)
             reached("spool.adopted")
         if adopted:
             self._files = sorted([*self._files, *adopted], key=lambda file: file.path.name)
@@ -228,7 +235,7 @@ class Spool:
                 _unreadable(file.path, error)
                 file.is_stuck = True
                 break
-            _tell_damaged(file, known)
+            self._note_damaged(file, known)
             refused = [s for some in _apart(window) for s in await self._claim_all(file, some)]
             left += refused
             if refused and len(refused) == len(window):
@@ -248,9 +255,15 @@ class Spool:
                 _tell(kept.claim, answer)
             else:
                 refused.append((kept.offset, kept.end))
+        self.drained["claimed"] += len(window) - len(refused)
+        self.drained["refused"] += len(refused)
         if refused:
             log.error("spooled_events_refused", file=str(file.path), events=len(refused))
         return refused
+
+    def _note_damaged(self, file: SpoolFile, known: int) -> None:
+        self.damaged += len(file.damaged) - known
+        _tell_damaged(file, known)
 
     async def _put_away(self) -> None:
         """Removes the files that the ledger has all of."""

@@ -1,11 +1,12 @@
-"""One round every few seconds in every worker: report alive, reap; and beside it, prune."""
+"""One round every few seconds in every worker: report alive, reap; beside it, prune and tend."""
 
 import asyncio
 import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
@@ -17,12 +18,15 @@ from gateway.failpoints import reached
 from gateway.ledger.causes import Causes
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
+from gateway.ledger.partitions import REST_S
+from gateway.ledger.partitions import tend as tend_partitions
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.rejected import forget_rejected
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.ledger.tallies import Tallies
 from gateway.ledger.turns import StuckTurns
-from gateway.model import Outcome
+from gateway.metrics.worker import WorkerMetrics
+from gateway.model import Outcome, Retention, Status
 
 REAP_LIMIT: Final = 200
 LEAVE_S: Final = 1.0
@@ -30,6 +34,7 @@ CLOCKS_DRIFT: Final = timedelta(seconds=1)
 """By so much a clock may be set back without a word."""
 
 FORGET_EVERY_S: Final = 600.0
+TEND_EVERY_S: Final = 300.0
 
 VERSION: Final = version("webhook-gateway-server")
 MISSED_ROUNDS: Final = 6
@@ -46,10 +51,12 @@ class Sweeper:
         ledger: Pool,
         *,
         pruner: Pruner,
+        retention: Mapping[str, Retention],
         rejected: timedelta,
         handlers: Sequence[tuple[str, str]],
         turns: StuckTurns,
         tallies: Tallies,
+        metrics: WorkerMetrics,
         every: timedelta,
         lease: timedelta,
         renew: Callable[[], Awaitable[None]],
@@ -57,10 +64,13 @@ class Sweeper:
     ) -> None:
         self._ledger = ledger
         self._pruner = pruner
+        self._retention = retention
+        self._tended_at = -TEND_EVERY_S
         self._rejected = rejected
         self._forgot_at = -FORGET_EVERY_S
         self._turns = turns
         self._tallies = tallies
+        self._metrics = metrics
         self._handlers = [f"{route} {handler}" for route, handler in handlers]
         self._every = every
         self._lease = lease
@@ -74,6 +84,7 @@ class Sweeper:
         tasks = [
             asyncio.create_task(self._repeat(self.sweep, "sweep_failed")),
             asyncio.create_task(self._repeat(self.prune, "prune_failed")),
+            asyncio.create_task(self._repeat(self.tend, "tend_failed")),
         ]
         try:
             await asyncio.gather(*tasks)
@@ -111,7 +122,9 @@ class Sweeper:
         while total.more:
             began_at = time.monotonic()
             async with self._ledger.acquire() as connection:
-                total += await self._pruner.step(connection)
+                step = await self._pruner.step(connection)
+            self._note_pruned(step)
+            total += step
             now = time.monotonic()
             if not total.more or now - told_at > self._every.total_seconds():
                 _tell(total)
@@ -119,11 +132,26 @@ class Sweeper:
             if total.more:
                 await asyncio.sleep(now - began_at)
 
+    def _note_pruned(self, step: Pruned) -> None:
+        self._metrics.prune_steps.inc()
+        for what, rows in _counts(step).items():
+            self._metrics.pruned.labels(what).inc(rows)
+
     async def _forget_rejected(self) -> None:
         """Refused requests of long ago."""
         if time.monotonic() - self._forgot_at >= FORGET_EVERY_S:
             await forget_rejected(self._ledger, self._rejected)
             self._forgot_at = time.monotonic()
+
+    async def tend(self) -> None:
+        """Tables of payloads and attempts, for days to come and of days that have come."""
+        if time.monotonic() - self._tended_at >= TEND_EVERY_S:
+            async with self._ledger.acquire() as connection:
+                tended = await tend_partitions(connection, self._retention, rest_s=REST_S)
+            if tended.refiled or tended.dropped or tended.waiting:
+                log.info("partitions_tended", **asdict(tended))
+            self._metrics.pruned.labels("days").inc(tended.dropped)
+            self._tended_at = time.monotonic()
 
     async def leave(self) -> None:
         """Takes this worker off the list."""
@@ -149,6 +177,7 @@ class Sweeper:
     async def _follow_clock(self, set_back: timedelta) -> None:
         moved = await self._ledger.fetchval(QUERIES["set_back"], set_back, self._lease)
         log.warning("clock_set_back", by_s=set_back.total_seconds(), deliveries=moved)
+        self._metrics.repaired("clock_set_back", moved)
         self._on_due()
 
     async def _give_turns(self) -> None:
@@ -156,13 +185,17 @@ class Sweeper:
         freed = await self._turns.free(self._ledger)
         if freed:
             log.warning("turns_given", delivery_ids=freed)
+            self._metrics.repaired("turn_given", len(freed))
             self._on_due()
 
     async def _reap(self) -> None:
         reaped = await reap(self._ledger, REAP_LIMIT, self._lease)
         reached("sweep.reaped")
         for row in reaped:
-            self._tallies.add(row["route"], row["handler"], Outcome.LOST)
+            place, is_dead = (row["route"], row["handler"]), row["status"] == Status.DEAD
+            self._tallies.add(*place, Outcome.LOST)
+            self._metrics.ended(*place, Outcome.LOST, is_dead=is_dead)
+            self._metrics.repaired("lease_expired")
             log.warning(
                 "lease_taken_back",
                 route=row["route"],
@@ -175,12 +208,16 @@ class Sweeper:
             self._on_due()
 
 
-def _tell(pruned: Pruned) -> None:
-    counts = {
+def _counts(pruned: Pruned) -> dict[str, int]:
+    return {
         "keys": pruned.keys,
         "payloads": pruned.payloads,
         "dead": pruned.dead,
         "audit": pruned.audit,
     }
+
+
+def _tell(pruned: Pruned) -> None:
+    counts = _counts(pruned)
     if any(counts.values()):
         log.info("pruned", **counts)

@@ -214,8 +214,7 @@ class Stage:
         if not any(route.provider.is_queue for route in self._project.config.routes):
             return []
         rows = await self._ledger.fetch(
-            "select * from gateway.processed_events where provider = 'publish'"
-            " order by received_at, event_id"
+            "select * from gateway.events where provider = 'publish' order by received_at, event_id"
         )
         return [event_of(row) for row in rows]
 

@@ -17,6 +17,7 @@ from gateway.errors import CommandFailed, EngineFailed
 from gateway.hangup import Hangup
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate, read_schema
+from gateway.ledger.partitions import prepare
 from gateway.project import database_url, redis_url
 from gateway.routes import Config
 from gateway.settings import load_settings
@@ -135,6 +136,7 @@ class Supervisor:
         connection = await connect(database_url(self._settings), name="gateway up")
         try:
             await migrate(connection, read_schema(config.schema))
+            await prepare(connection, config.retention)
         finally:
             await connection.close()
 

@@ -1,16 +1,21 @@
 """Dead letters: by what they died of, and what to do about them."""
 
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from datetime import datetime
+from typing import Final
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from gateway.api.operations.dead import CAUSES, DEAD
+from gateway.api.operations.dead import CAUSES, DEAD, DeadFilter
 from gateway.api.operations.events import DISCARD, REPLAY
 from gateway.api.operations.orders import BEGIN_ORDER
-from gateway.console.visit import PREFIX, Visit, back_to, safe_place
-from gateway.errors import BadRequest, CommandFailed, TransitionRefused
+from gateway.console.visit import PREFIX, Visit, back_to, read_params
+from gateway.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
+from gateway.ledger.bulk import read_clock
+from gateway.ledger.filter import Filter
+from gateway.operate.bulk import Count, count_dead
 
 FILTERS: Final = ("route", "handler", "cause", "error", "type", "account", "since", "until")
 COUNTABLE: Final = frozenset({"route", "handler", "cause"})
@@ -18,6 +23,9 @@ COUNTABLE: Final = frozenset({"route", "handler", "cause"})
 
 PER_PAGE: Final = 50
 CAUSES_SHOWN: Final = 20
+LOOKED_AT: Final = 5_000
+"""Of dead letters, to count those that match before it is asked whether that is meant."""
+
 DONE: Final = {"replay": "run again", "discard": "discarded"}
 
 
@@ -55,32 +63,48 @@ async def show_all(visit: Visit) -> Response:
     action = query.get("action", "")
     if action not in DONE:
         raise BadRequest(f"action: found {action!r}; expected replay or discard")
-    filters: dict[str, str] = {name: query[name] for name in FILTERS if name in query}
-    counted: dict[str, Any] = {"without_payload": None}
-    if _is_countable(filters):
-        died = await visit.ask(CAUSES, **filters, limit=CAUSES_SHOWN)
-        counted |= {**died, "groups": died["causes"]}
-    else:
-        matching = await visit.ask(BEGIN_ORDER, **filters, action=action, dry_run=True)
-        counted |= {**matching}
+    # Times as they are now: "two hours ago" is another moment once the order is given.
+    chosen = read_params(DeadFilter, {name: query.get(name) for name in FILTERS}).filter
+    as_of = await read_clock(visit.office.ledger, None)
+    count = await _count(visit, chosen, as_of)
     return visit.page(
         "dead_all.html",
         title=f"{action.capitalize()} all that match",
         action=action,
-        filters=filters,
-        counted=counted,
+        filters=chosen.given,
+        count=count,
+        looked_at=LOOKED_AT,
+        order=urlencode(
+            {**chosen.given, "action": action, "as_of": as_of.isoformat(), "from": visit.here}
+        ),
     )
+
+
+async def _count(visit: Visit, chosen: Filter, as_of: datetime) -> Count:
+    """Exact where the sweep has told causes apart, or there are not too many to look at."""
+    if not _is_countable(chosen.given):
+        ledger = visit.office.ledger
+        return await count_dead(ledger, chosen, as_of, CAUSES_SHOWN, look_at=LOOKED_AT)
+    died = await visit.ask(CAUSES, **chosen.given, limit=CAUSES_SHOWN)
+    return Count(total=died["total"], groups=died["causes"])
 
 
 async def order_all(visit: Visit) -> Response:
     """The order itself; it goes on after the answer, and its page shows how far it has come."""
-    form = dict(await visit.form())
-    given = {name: form[name] for name in (*FILTERS, "action", "as_of", "reason") if form.get(name)}
-    rate = int(form["rate"]) if form.get("rate", "").isdecimal() else None
-    ordered = await visit.ask(BEGIN_ORDER, **given, rate=rate)
+    form, query = dict(await visit.form()), visit.query
+    chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
+    rate = _rate(form.get("rate", "").strip())
+    ordered = await visit.ask(BEGIN_ORDER, **chosen, reason=form.get("reason"), rate=rate)
     if ordered["order"] is None:
         return back_to(f"{PREFIX}/dead", "Nothing matches any more.")
     return back_to(f"{PREFIX}/orders/{ordered['order']['order_id']}")
+
+
+def _rate(text: str) -> int | None:
+    """Whoever writes something else than a number must not get "as fast as it goes"."""
+    if text and not re.fullmatch("[0-9]{1,9}", text):
+        raise BadRequest(f"at most so many a second: found {text[:50]!r}; expected a number")
+    return int(text) if text else None
 
 
 async def order_ticked(visit: Visit) -> Response:
@@ -90,7 +114,7 @@ async def order_ticked(visit: Visit) -> Response:
     ids = [value for name, value in fields if name == "delivery"]
     if not ids:
         raise CommandFailed("no row is ticked")
-    return back_to(safe_place(form.get("from")), await _each(visit, form, ids))
+    return back_to(visit.came_from, await _each(visit, form, ids))
 
 
 async def _each(visit: Visit, form: Mapping[str, str], ids: list[str]) -> str:
@@ -103,6 +127,6 @@ async def _each(visit: Visit, form: Mapping[str, str], ids: list[str]) -> str:
         try:
             await visit.ask(operation, delivery_id=id, reason=form.get("reason"))
             done += 1
-        except (CommandFailed, TransitionRefused) as error:
+        except (BadRequest, NotFound, CommandFailed, TransitionRefused) as error:
             refused = f" Not done: {error}."
     return f"{done} of {len(ids)} {DONE[action]}.{refused}"

@@ -1,25 +1,34 @@
 """Events: the list, and one of them with all that happened to it."""
 
-import shlex
+import re
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import orjson
+from markupsafe import Markup
 from starlette.responses import Response
 
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
-from gateway.api.shapes import EventDetail
+from gateway.api.shapes import DeliveryDetail, EventDetail
+from gateway.console.curl import as_curl
 from gateway.console.tree import draw_tree
-from gateway.console.visit import PREFIX, Visit, back_to, safe_place
+from gateway.console.visit import PREFIX, Visit, back_to
 from gateway.errors import CommandFailed, NotFound
 from gateway.model import Status, payload_bytes
+from gateway.notation.quantities import format_duration
 from gateway.operate.record import record
+from gateway.routes import Route
 from gateway.samples import dump_recorded
 
 FILTERS: Final = ("route", "type", "status", "handler", "account", "object", "since", "until")
 PER_PAGE: Final = 50
 LONGEST_SHOWN: Final = 256 * 1024
 """Of a body, on a page: the rest can be had with `gateway show --body`."""
+
+LARGEST_PARSED: Final = 1024 * 1024
+"""The senders wait while a body is read as JSON: it is the same process."""
+
+LONGEST_NAME: Final = 100
 
 
 async def show_events(visit: Visit) -> Response:
@@ -73,25 +82,63 @@ async def show_event(visit: Visit) -> Response:
 async def reveal_event(visit: Visit) -> Response:
     """One event of an encrypted route with what is in it: asked for by a form, so that no link and
     no browser's history does it, and on record."""
-    form = dict(await visit.form())
+    form, query = dict(await visit.form()), visit.query
     found = await visit.ask(
-        REVEAL, id=form.get("id"), route=form.get("route"), reason=form.get("reason")
+        REVEAL, id=query.get("id"), route=query.get("route"), reason=form.get("reason")
     )
-    return _event_page(visit, found[0])
+    return _event_page(visit, found[0], is_revealed=True)
 
 
-def _event_page(visit: Visit, event: EventDetail) -> Response:
-    document, body = _document(event), event["body"]
+def _event_page(visit: Visit, event: EventDetail, *, is_revealed: bool = False) -> Response:
+    body = event["body"]
+    tree, instead = _tree(event)
+    route = _route(visit, event)
     return visit.page(
         "event.html",
         title=event["event_id"],
         event=event,
-        tree=None if document is None else draw_tree(document),
+        scheme=_scheme(route, event),
+        timelines=[_timeline(delivery) for delivery in event["deliveries"]],
+        tree=tree,
+        instead=instead,
         raw=None if body is None else body[:LONGEST_SHOWN],
         is_cut=body is not None and len(body) > LONGEST_SHOWN,
-        curl=_curl(visit, event),
+        curl=_curl(visit, route, event),
+        good_for=_good_for(route, event),
         here=event_path(event["route"], event["event_id"]),
+        is_revealed=is_revealed,
     )
+
+
+def _route(visit: Visit, event: EventDetail) -> Route | None:
+    """None where the file has it no more."""
+    doors = visit.office.project.config.doors
+    return next((route for route in doors if route.name == event["route"]), None)
+
+
+def _scheme(route: Route | None, event: EventDetail) -> str | None:
+    """How its sender signs, as far as the route is still the same."""
+    if route is None or route.provider.name != event["provider"]:
+        return None
+    return None if route.provider.facts is None else route.provider.facts.scheme
+
+
+def _good_for(route: Route | None, event: EventDetail) -> str | None:
+    """How long the time that was signed is taken; None where none was."""
+    if route is None or route.tolerance is None or event["clock_s"] is None:
+        return None
+    return format_duration(route.tolerance)
+
+
+def _timeline(delivery: DeliveryDetail) -> list[tuple[str, Any]]:
+    """Runs, outside effects and what people did, in the order in which it happened."""
+    happened = [
+        *(("run", attempt["started_at"], attempt) for attempt in delivery["attempt_log"]),
+        *(("effect", effect["begun_at"], effect) for effect in delivery["effects"]),
+        *(("audit", entry["at"], entry) for entry in delivery["audit"]),
+    ]
+    happened.sort(key=lambda item: item[1])
+    return [(kind, what) for kind, _, what in happened]
 
 
 async def save_event(visit: Visit) -> Response:
@@ -101,37 +148,34 @@ async def save_event(visit: Visit) -> Response:
         raise CommandFailed("the payload is not JSON: save its bytes with `gateway show --body`")
     event["body"] = None if event["body"] is None else event["body"].encode()
     recorded, _ = record(event)
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in recorded.type)
+    name = re.sub("[^A-Za-z0-9._-]", "_", recorded.type)[:LONGEST_NAME]
     disposition = f'attachment; filename="{name}.json"'
     headers = {"content-disposition": disposition}
     return Response(dump_recorded(recorded), media_type="application/json", headers=headers)
 
 
-def _document(event: EventDetail) -> Any:
+def _tree(event: EventDetail) -> tuple[Markup | None, str]:
+    """The body as a tree, or else why there is none."""
     if event["body"] is None or event["body_base64"] is not None:
-        return None
+        return None, "These bytes are no text."
+    if len(event["body"]) > LARGEST_PARSED:
+        return None, "Too large to be shown as a tree."
     try:
-        return orjson.loads(payload_bytes(event["headers"] or {}, event["body"].encode()))
+        document = orjson.loads(payload_bytes(event["headers"] or {}, event["body"].encode()))
     except ValueError:
-        return None
+        return None, "This is no JSON."
+    return draw_tree(document), "Too large to be shown as a tree."
 
 
-def _curl(visit: Visit, event: EventDetail) -> str | None:
+def _curl(visit: Visit, route: Route | None, event: EventDetail) -> str | None:
     """The request as it came, for a shell: what signs a time is refused once that is old."""
-    if event["body"] is None or event["body_base64"] is not None:
+    if event["body"] is None or event["body_base64"] is not None or route is None:
         return None
-    config, settings = visit.office.project.config, visit.office.settings
-    path = next((r.path for r in config.doors if r.name == event["route"]), None)
-    if path is None or len(event["body"]) > LONGEST_SHOWN:
+    if len(event["body"]) > LONGEST_SHOWN or event["redacted"] is not None:
         return None
+    settings = visit.office.settings
     base = settings.public_url or f"http://{settings.host}:{settings.port}"
-    skipped = ("content-length", "host", "connection", "accept-encoding")
-    lines = [f"curl {shlex.quote(base + path)}"]
-    for name, value in (event["headers"] or {}).items():
-        if name not in skipped:
-            lines.append(f"  -H {shlex.quote(f'{name}: {value}')}")
-    lines.append(f"  --data-binary {shlex.quote(event['body'])}")
-    return " \\\n".join(lines)
+    return as_curl(base + route.path, event["headers"] or {}, event["body"])
 
 
 async def replay_delivery(visit: Visit) -> Response:
@@ -139,7 +183,7 @@ async def replay_delivery(visit: Visit) -> Response:
     form = dict(await visit.form())
     id = visit.path("delivery_id")
     await visit.ask(REPLAY, delivery_id=id, reason=form.get("reason"))
-    return back_to(safe_place(form.get("from")), f"Delivery {id} runs again.")
+    return back_to(visit.came_from, f"Delivery {id} runs again.")
 
 
 async def discard_delivery(visit: Visit) -> Response:
@@ -147,4 +191,4 @@ async def discard_delivery(visit: Visit) -> Response:
     form = dict(await visit.form())
     id = visit.path("delivery_id")
     await visit.ask(DISCARD, delivery_id=id, reason=form.get("reason"))
-    return back_to(safe_place(form.get("from")), f"Delivery {id} is discarded.")
+    return back_to(visit.came_from, f"Delivery {id} is discarded.")

@@ -28,19 +28,18 @@ async def show_handlers(visit: Visit) -> Response:
 
 async def pause_handler(visit: Visit) -> Response:
     """One handler, or all of a route."""
-    form = dict(await visit.form())
-    given = {name: form.get(name) for name in ("route", "handler", "reason")}
-    paused = await visit.ask(PAUSE, **given)
-    still = format_count(paused["running"], "run ends", "runs end")
-    notice = f"{form.get('handler') or form.get('route')} is paused; {still} by itself."
+    form, query = dict(await visit.form()), visit.query
+    route, handler = query.get("route"), query.get("handler")
+    paused = await visit.ask(PAUSE, route=route, handler=handler, reason=form.get("reason"))
+    still = format_count(paused["running"], "run ends by itself", "runs end by themselves")
+    notice = f"{handler or route} is paused; {still}."
     return back_to(f"{PREFIX}/handlers", notice)
 
 
 async def resume_handler(visit: Visit) -> Response:
     """The end of a pause."""
-    form = dict(await visit.form())
-    given = {name: form.get(name) for name in ("route", "handler")}
-    resumed = await visit.ask(RESUME, **given)
+    route, handler = visit.query.get("route"), visit.query.get("handler")
+    resumed = await visit.ask(RESUME, route=route, handler=handler)
     waiting = format_count(resumed["waiting"], "delivery waits", "deliveries wait")
-    notice = f"{form.get('handler') or form.get('route')} runs again; {waiting}."
+    notice = f"{handler or route} runs again; {waiting}."
     return back_to(f"{PREFIX}/handlers", notice)

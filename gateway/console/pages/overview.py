@@ -1,5 +1,6 @@
 """What needs attention first, and how it has been going."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -8,6 +9,7 @@ from starlette.responses import Response
 
 from gateway.api.operations.status import STATUS
 from gateway.console.charts import Chart, fill
+from gateway.console.pages.routes import wanted_types
 from gateway.console.visit import Visit
 from gateway.ledger.history import History, Span, read_history
 from gateway.model import Outcome
@@ -35,8 +37,9 @@ async def show_overview(visit: Visit) -> Response:
     """The front page."""
     chosen = visit.query.get("span", "1h")
     span = SPANS.get(chosen, SPANS["1h"])
-    status = await visit.ask(STATUS)
-    history = await read_history(visit.office.ledger, span)
+    status, history = await asyncio.gather(
+        visit.ask(STATUS), read_history(visit.office.ledger, span)
+    )
     return visit.page(
         "overview.html",
         title="Overview",
@@ -52,6 +55,10 @@ async def show_overview(visit: Visit) -> Response:
         dead=sum(handler["dead"] for handler in status["handlers"]),
         is_new=all(route["last_event_at"] is None for route in status["routes"]),
         doors=visit.office.project.config.doors,
+        first_types={
+            route.name: next(iter(wanted_types(route)), None)
+            for route in visit.office.project.config.doors
+        },
     )
 
 

@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from gateway.api.operations.rejected import REJECTED, REJECTED_GROUPS, RELEASE, SHOW_REJECTED
 from gateway.api.shapes import ReleasedRow
-from gateway.console.visit import Visit, back_to, safe_place
+from gateway.console.pages.events import LONGEST_SHOWN
+from gateway.console.visit import Visit, back_to, read_id
 from gateway.errors import CommandFailed
 
 FILTERS: Final = ("route", "code", "since")
@@ -47,6 +48,7 @@ async def show_one_rejected(visit: Visit) -> Response:
         title=f"Refused {rejected['id']}",
         rejected=rejected,
         with_body=with_body,
+        body=None if rejected["body"] is None else rejected["body"][:LONGEST_SHOWN],
         routes=visit.office.project.config.doors,
     )
 
@@ -55,11 +57,11 @@ async def release_rejected(visit: Visit) -> Response:
     """Those that were ticked, or all that match: verified again, as of when they came."""
     fields = await visit.form()
     form = dict(fields)
-    ids = [int(value) for name, value in fields if name == "id" and value.isdecimal()]
-    is_all = "all" in form
+    ids = [read_id(value) for name, value in fields if name == "id"]
+    is_all = "all" in visit.query
     if not ids and not is_all:
         raise CommandFailed("no row is ticked")
-    chosen = {name: form.get(name) for name in FILTERS} if is_all else {}
+    chosen = {name: visit.query.get(name) for name in FILTERS} if is_all else {}
     rows: list[ReleasedRow] = []
     after: str | None = None
     while True:
@@ -75,7 +77,7 @@ async def release_rejected(visit: Visit) -> Response:
         rows += page["items"]
         after = page["next"]
         if after is None:
-            return back_to(safe_place(form.get("from")), _told(rows))
+            return back_to(visit.came_from, _told(rows))
 
 
 def _told(rows: list[ReleasedRow]) -> str:

@@ -31,11 +31,11 @@ async def show_routes(visit: Visit) -> Response:
         routes=project.config.routes,
         states={state["route"]: state for state in status["routes"]},
         handlers=handlers,
-        types={route.name: _types(route) for route in project.config.doors},
+        types={route.name: wanted_types(route) for route in project.config.doors},
     )
 
 
-def _types(route: Route) -> list[str]:
+def wanted_types(route: Route) -> list[str]:
     """Which can be sent: those that the route wants, first."""
     try:
         types = sample_types(route.provider.name)
@@ -62,9 +62,13 @@ def _journey(route: str, sent: Sent) -> Response:
     if not sent.ok:
         return back_to(f"{PREFIX}/routes", f"{notice} {sent.body[:200]}")
     try:
-        event_id = str(orjson.loads(sent.body)["event_id"])
+        answer = orjson.loads(sent.body)
+        event_id, is_kept = str(answer["event_id"]), answer["status"] != "ignored"
     except (ValueError, KeyError, TypeError):  # a sender that wants to see something else
         return back_to(f"{PREFIX}/events?route={route}", notice)
+    if not is_kept:
+        unwanted = "It was ignored: the route's `types` or `livemode` do not want it."
+        return back_to(f"{PREFIX}/routes", f"{notice} {unwanted}")
     return back_to(event_path(route, event_id), notice)
 
 

@@ -7,14 +7,15 @@
   // Times in the viewer's zone; the exact UTC stays in the title.
   const date = new Intl.DateTimeFormat("sv-SE", { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+  const seconds = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
   const localise = (root) => {
     for (const time of root.querySelectorAll("time[data-shown=date]")) time.textContent = date.format(new Date(time.dateTime));
     for (const tick of root.querySelectorAll("text[data-at]")) if (tick.textContent.includes(":")) tick.textContent = clock.format(new Date(tick.dataset.at));
   };
 
-  // Copying: a button behind what is to be pasted elsewhere.
+  // Copying: a button behind what is to be pasted elsewhere, or behind a link to it.
   const offerCopies = (root) => {
-    for (const text of root.querySelectorAll("[data-copy]")) {
+    for (const text of root.querySelectorAll("[data-copy], [data-copy-from]")) {
       const button = doc.createElement("button");
       button.type = "button";
       button.className = "link copy";
@@ -25,9 +26,31 @@
   doc.addEventListener("click", async (event) => {
     const button = event.target.closest("button.copy");
     if (button === null) return;
-    await navigator.clipboard.writeText(button.previousElementSibling.textContent);
-    button.textContent = "copied";
+    const source = button.previousElementSibling;
+    try {
+      const text = source.matches("[data-copy-from]") ? await fetched(source.href) : source.textContent;
+      await copy(text);
+      button.textContent = "copied";
+    } catch {
+      button.textContent = "not copied: select it, or save the link";
+    }
   });
+  const fetched = async (url) => {
+    const answer = await fetch(url);
+    if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
+    return answer.text();
+  };
+  // Without TLS a browser has no clipboard for scripts, but still the old way.
+  const copy = async (text) => {
+    if (navigator.clipboard) return navigator.clipboard.writeText(text);
+    const field = doc.createElement("textarea");
+    field.value = text;
+    doc.body.append(field);
+    field.select();
+    const done = doc.execCommand("copy");
+    field.remove();
+    if (!done) throw new Error("refused");
+  };
   const enhance = (root) => { localise(root); offerCopies(root); };
 
   // Live: the page is its own API. Fetched again, its regions are put in the place of the old ones.
@@ -41,37 +64,54 @@
     if (isBusy()) return;
     try {
       const answer = await fetch(location.href, { headers: { accept: "text/html" } });
-      if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
+      if (answer.redirected) { say("not updated: logged out, reload to log in"); return; }
+      if (!answer.ok) throw new Error(String(answer.status));
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (isBusy()) return;
       for (const old of doc.querySelectorAll("[data-live]")) {
         const now = fresh.querySelector(`[data-live="${CSS.escape(old.dataset.live)}"]`);
-        if (now === null) continue;
+        if (now === null || old.querySelector(":focus-visible") !== null) continue;
         keepOpen(old, now);
         enhance(now);
         if (old.innerHTML !== now.innerHTML) old.replaceWith(now);
       }
       mark();
-      if (updated) updated.textContent = `as of ${clock.format(new Date())}`;
+      say(`as of ${seconds.format(new Date())}`);
     } catch {
-      if (updated) updated.textContent = "not updated: the gateway does not answer";
+      say("not updated: the gateway does not answer");
     }
   };
+  const say = (text) => { if (updated) updated.textContent = text; };
   const keepOpen = (old, now) => {
     const before = [...old.querySelectorAll("details")], after = [...now.querySelectorAll("details")];
     if (before.length === after.length) before.forEach((one, n) => { after[n].open = one.open; });
   };
 
-  // Keys.
-  let at = -1, going = false;
+  // Keys. The row that one is at is known by what it leads to: new rows come in above it.
+  let at = null, going = false;
   const rows = () => [...doc.querySelectorAll("tr[data-row]")];
-  const mark = () => rows().forEach((row, n) => row.classList.toggle("here", n === at));
+  const key = (row) => row.querySelector("input[type=checkbox]")?.value ?? row.querySelector("a[data-open]")?.href;
+  const here = () => rows().find((row) => key(row) === at);
+  const mark = () => rows().forEach((row) => row.classList.toggle("here", key(row) === at));
   const move = (by) => {
     const all = rows();
     if (all.length === 0) return;
-    at = Math.max(0, Math.min(all.length - 1, at + by));
+    const n = all.indexOf(here());
+    const row = all[n === -1 ? (by > 0 ? 0 : all.length - 1) : Math.max(0, Math.min(all.length - 1, n + by))];
+    at = key(row);
     mark();
-    all[at].scrollIntoView({ block: "nearest" });
+    row.scrollIntoView({ block: "nearest" });
+  };
+  const replay = () => {
+    const form = doc.querySelector(".delivery.dead [data-act]") ?? doc.querySelector("[data-act]");
+    if (form) {
+      form.open = true;
+      form.querySelector("input[name=reason]")?.focus();
+      return;
+    }
+    const box = here()?.querySelector("input[type=checkbox]");
+    if (box && doc.querySelector("tr[data-row] input:checked") === null) box.checked = true;
+    if (doc.querySelector("tr[data-row] input:checked")) doc.querySelector("[data-ticked] input[name=reason]")?.focus();
   };
   const help = doc.getElementById("help");
   const places = { o: "/console/", e: "/console/events", d: "/console/dead", h: "/console/handlers" };
@@ -79,12 +119,11 @@
     "/": () => doc.getElementById("q")?.focus(),
     j: () => move(1),
     k: () => move(-1),
-    Enter: () => rows()[at]?.querySelector("a[data-open]")?.click(),
-    x: () => rows()[at]?.querySelector("input[type=checkbox]")?.click(),
-    r: () => {
-      const act = doc.querySelector(".delivery.dead [data-act], [data-act]");
-      if (act) { act.open = true; act.querySelector("input[name=reason]")?.focus(); }
-    },
+    Enter: () => here()?.querySelector("a[data-open]")?.click(),
+    n: () => doc.querySelector(".pager a[rel=next]")?.click(),
+    p: () => doc.querySelector(".pager a[rel=first]")?.click(),
+    x: () => here()?.querySelector("input[type=checkbox]")?.click(),
+    r: replay,
     g: () => { going = true; setTimeout(() => { going = false; }, 1500); },
     "?": () => help?.showModal(),
   };

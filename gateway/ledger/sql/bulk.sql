@@ -105,12 +105,7 @@ with kept as materialized (
     select i.id
     from unnest($1::bigint[]) as i (id)
     cross join lateral (select route, event_id from gateway.deliveries where id = i.id limit 1) d
-    cross join lateral (
-        select true from gateway.processed_events
-        where route = d.route and event_id = d.event_id and body is not null
-        limit 1
-        for key share
-    ) e
+    where gateway.hold_payload(d.route, d.event_id)
 ), held as materialized (
     select id
     from gateway.deliveries
@@ -160,7 +155,7 @@ order by d.id;
 -- Events of some routes in a time for which a handler has no delivery, by type
 -- (processed_events_newest).
 select e.route, $2::text as handler, e.type, null::text as error, count(*) as count,
-       count(*) filter (where e.body is null) as without_payload,
+       count(*) filter (where not gateway.has_payload(e.payload_id, e.payload_until)) as without_payload,
        min(e.received_at) as first_at, max(e.received_at) as last_at, null::bigint as delivery_id
 from gateway.processed_events e
 where e.route = any ($1::text[])
@@ -195,9 +190,10 @@ order by w.received_at, w.route, w.event_id;
 
 -- name: read_payload
 -- What an event's order key is made from (primary key).
-select headers, body, key_id
-from gateway.processed_events
-where route = $1 and event_id = $2 and body is not null;
+select p.headers, p.body, p.key_id
+from gateway.processed_events e
+join gateway.payloads p on p.id = e.payload_id and p.until = e.payload_until
+where e.route = $1 and e.event_id = $2;
 
 -- name: deliver_events
 -- Deliveries of events to a handler that has none, numbered in the order given, with their audit rows.
@@ -206,16 +202,11 @@ with kept as materialized (
     select i.route, i.event_id, i.order_key, i.n
     from unnest($1::text[], $2::text[], $3::text[]) with ordinality
          as i (route, event_id, order_key, n)
-    cross join lateral (
-        select true from gateway.processed_events
-        where route = i.route and event_id = i.event_id and body is not null
-        limit 1
-        for key share
-    ) e
+    where gateway.hold_payload(i.route, i.event_id)
 ), made as (
-    insert into gateway.deliveries (route, event_id, handler, order_key, due_at)
+    insert into gateway.deliveries (route, event_id, handler, order_key, due_at, added)
     select route, event_id, $4, order_key,
-           case when order_key is null then now() else 'infinity' end
+           case when order_key is null then now() else 'infinity' end, true
     from kept
     order by n
     on conflict (route, event_id, handler) do nothing

@@ -69,27 +69,33 @@ limit $4;
 -- Dead letters until a moment by route, handler and what their errors have in common, the most first
 -- (deliveries_dead). Equal errors are put together first: what they have in common takes long to tell.
 -- Where all of a group are equal, the error is shown as it is: the key of a KeyError is what matters.
--- Each row tells of all groups how many letters there are, and how many have no payload.
+-- Each row tells of all groups how many letters there are, and how many have no payload. Of the newest
+-- only, where so many are asked for ($11).
 with letters as materialized (
     select d.route, d.handler, left(d.error, 300) as error, count(*) as n,
            count(*) filter (where e.has_payload is not true) as without_payload,
            min(d.finished_at) as first_at, max(d.finished_at) as last_at, max(d.id) as delivery_id
-    from gateway.deliveries d
+    from (
+        select id, route, event_id, handler, error, cause, finished_at
+        from gateway.deliveries
+        where status = 'dead' and finished_at <= $8
+          and finished_at >= coalesce($4, timestamptz '-infinity')
+          and finished_at < coalesce($5, timestamptz 'infinity')
+        order by finished_at desc, id desc
+        limit $11
+    ) d
     left join lateral (
-        select type, account, body is not null as has_payload from gateway.processed_events
-        where route = d.route and event_id = d.event_id
+        select e.type, e.account, gateway.has_payload(e.payload_id, e.payload_until) as has_payload
+        from gateway.processed_events e
+        where e.route = d.route and e.event_id = d.event_id
         limit 1
     ) e on true
-    where d.status = 'dead'
-      and coalesce(d.route = $1, true)
+    where coalesce(d.route = $1, true)
       and coalesce(e.type like $2, $2 is null)
       and coalesce(d.handler = $3, true)
-      and d.finished_at >= coalesce($4, timestamptz '-infinity')
-      and d.finished_at < coalesce($5, timestamptz 'infinity')
       and coalesce(e.account = $6, $6 is null)
       and coalesce(d.error ilike $7, $7 is null)
       and coalesce(d.cause = $10, $10::bigint is null)
-      and d.finished_at <= $8
     group by 1, 2, 3
 ), named as (
     select *, gateway.common_error(error) as common
@@ -106,3 +112,14 @@ from named
 group by route, handler, common
 order by count desc, last_at desc, 1, 2, 4
 limit $9;
+
+-- name: has_dead_beyond
+-- Whether more than so many died in a time (deliveries_dead, from which alone they are counted).
+select exists (
+    select from gateway.deliveries
+    where status = 'dead' and finished_at <= $3
+      and finished_at >= coalesce($1, timestamptz '-infinity')
+      and finished_at < coalesce($2, timestamptz 'infinity')
+    order by finished_at desc, id desc
+    offset $4
+);

@@ -47,21 +47,35 @@ select current_user::text as role,
                  where datname = current_database())) as owner;
 
 -- name: read_limits
--- How many connections this role may have at the most, and what says so.
-select most, by
+-- How many connections this role may have at the most, what says so, and how many others there are: where
+-- least are left.
+with others as (
+    select usename, datname
+    from pg_stat_activity
+    where datid is not null and coalesce(backend_type, 'client backend') = 'client backend'
+      and pid <> pg_backend_pid()
+)
+select most, by, in_use
 from (
     values
         (current_setting('max_connections')::integer
          - current_setting('superuser_reserved_connections')::integer
-         - coalesce(current_setting('reserved_connections', true), '0')::integer, 'max_connections'),
+         - coalesce(current_setting('reserved_connections', true), '0')::integer, 'max_connections',
+         (select count(*)::integer from others)),
         ((select rolconnlimit from pg_roles where rolname = current_user),
-         'the role''s connection limit'),
+         'the role''s connection limit',
+         (select count(*)::integer from others where usename = current_user)),
         ((select datconnlimit from pg_database where datname = current_database()),
-         'the database''s connection limit')
-) as limits (most, by)
+         'the database''s connection limit',
+         (select count(*)::integer from others where datname = current_database()))
+) as limits (most, by, in_use)
 where most >= 0
-order by most
+order by most - in_use, most
 limit 1;
+
+-- name: is_encrypted
+-- Whether this session is.
+select ssl from pg_stat_ssl where pid = pg_backend_pid();
 
 -- name: find_idle_transactions
 -- Transactions that somebody left open for longer than this, and the oldest of them.
@@ -70,7 +84,8 @@ select count(*) as sessions, (array_agg(pid order by xact_start))[1] as pid,
        max(now() - xact_start) as age
 from pg_stat_activity
 where datname = current_database() and state like 'idle in transaction%'
-  and xact_start < now() - $1::interval;
+  and xact_start < now() - $1::interval
+  and application_name <> 'gateway reconcile lock';  -- which only holds the right to reconcile
 
 -- name: list_bloated
 -- Tables of the ledger with more dead rows than others, and more than so many.

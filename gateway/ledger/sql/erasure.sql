@@ -24,7 +24,8 @@ cross join lateral (
     from gateway.deliveries
     where route = e.route and event_id = e.event_id
 ) d
-where e.body is not null or e.headers is not null or e.account is not null or d.is_told;
+where e.account is not null or d.is_told
+   or exists (select from gateway.payloads p where p.id = e.payload_id and p.until = e.payload_until);
 
 -- name: hold_subject
 -- Holds events against a replay, which takes a share of its event first, and against a prune. What
@@ -61,8 +62,10 @@ cross join lateral (
 with subject as materialized (
     select e.route, e.event_id, e.ctid as place, d.ids, d.is_running is true as is_running,
            d.is_held is false as is_locked,
-           e.body is not null or e.headers is not null or e.account is not null
-               or d.is_told is true as is_left
+           e.payload_id, e.payload_until,
+           e.account is not null or d.is_told is true or exists (
+               select from gateway.payloads p where p.id = e.payload_id and p.until = e.payload_until
+           ) as is_left
     from unnest($1::text[], $2::text[]) as k (route, event_id)
     cross join lateral (
         select *, ctid from gateway.processed_events
@@ -105,8 +108,11 @@ with subject as materialized (
     where delivery_id = any (array (select id from theirs)) and finished_at is null
 ), emptied as (
     update gateway.processed_events
-    set body = null, headers = null, account = null, object_id = null, key_id = left(key_id, 0)
+    set account = null, object_id = null, payload_id = null, payload_until = null
     where ctid = any (array (select place from taken))  -- which are held, and stay where they are
+), unfiled as (
+    delete from gateway.payloads p using taken t
+    where p.id = t.payload_id and p.until = t.payload_until
 ), closed as (
     update gateway.gaps g set handle = ''
     from taken t

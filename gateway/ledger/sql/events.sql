@@ -58,8 +58,8 @@ union all
 -- name: read_events
 -- Events with the state of their deliveries (primary keys).
 select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
-       e.object_id, e.replay_of, e.spooled, e.reconciled, e.unverified, e.body is not null as payload_kept,
-       e.body is null and exists (
+       e.object_id, e.replay_of, e.spooled, e.reconciled, e.unverified, p.id is not null as payload_kept,
+       p.id is null and exists (
            select from gateway.audit a
            where a.action = 'erase' and a.route = e.route and a.event_id = e.event_id) as is_erased,
        coalesce((
@@ -71,6 +71,9 @@ from unnest($1::text[], $2::text[]) as k (route, event_id)
 cross join lateral (  -- as a plain join, it may be one with all events
     select * from gateway.processed_events where route = k.route and event_id = k.event_id limit 1
 ) e
+left join lateral (
+    select id from gateway.payloads where id = e.payload_id and until = e.payload_until limit 1
+) p on true
 order by e.received_at desc, e.route desc, e.event_id desc;
 
 -- name: find_events
@@ -85,12 +88,17 @@ with recursive routes as (
     ) next
 )
 select e.route, e.event_id, e.provider, e.type, e.account, e.object_id, e.livemode, e.occurred_at, e.received_at,
-       encode(e.digest, 'hex') as digest, e.headers, e.body, e.replay_of, e.spooled,
-       e.reconciled, e.verified_by, e.clock_s, e.key_id, e.unverified
+       encode(e.digest, 'hex') as digest, p.headers, p.body, e.replay_of, e.spooled,
+       e.reconciled, e.verified_by, e.clock_s, p.key_id, e.unverified
 from routes r
 cross join lateral (
     select * from gateway.processed_events where route = r.route and event_id = $2 limit 1
 ) e
+left join lateral (
+    select headers, body, key_id from gateway.payloads
+    where id = e.payload_id and until = e.payload_until
+    limit 1
+) p on true
 where $1::text[] is null or e.route = any ($1)
 order by e.route;
 
@@ -98,10 +106,16 @@ order by e.route;
 -- One delivery and where it stands (primary key).
 select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
        d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key,
-       exists (select from gateway.processed_events e
-               where e.route = d.route and e.event_id = d.event_id and e.body is not null)
-           as payload_kept
+       p.id is not null as payload_kept
 from gateway.deliveries d
+left join lateral (
+    select payload_id, payload_until from gateway.processed_events
+    where route = d.route and event_id = d.event_id
+    limit 1
+) e on true
+left join lateral (
+    select id from gateway.payloads where id = e.payload_id and until = e.payload_until limit 1
+) p on true
 where d.id = $1;
 
 -- name: list_deliveries

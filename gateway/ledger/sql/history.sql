@@ -10,11 +10,10 @@ where minute >= $1 and minute <= now()
 group by minute, handler = '', outcome;
 
 -- name: history_by_hour
--- The same by the hour.
-select hour as at, handler = '' as is_request, outcome, sum(n)::bigint as n
+-- The same by the hour, which has all of them together under an empty route.
+select hour as at, handler = '' as is_request, outcome, n
 from gateway.tally_hours
-where hour >= $1 and hour <= now()
-group by hour, handler = '', outcome;
+where hour >= $1 and hour <= now() and route = '';
 
 -- name: times_by_minute
 -- How many requests, and how many runs, took how long since a moment (primary key).
@@ -29,5 +28,5 @@ group by handler = '', place;
 select handler = '' as is_request, place - 1 as bucket, sum(took)::bigint as n
 from gateway.tally_hours
 cross join unnest(times) with ordinality as t (took, place)
-where hour >= $1 and hour <= now() and outcome = any ($2::text[]) and took > 0
+where hour >= $1 and hour <= now() and route = '' and outcome = any ($2::text[]) and took > 0
 group by handler = '', place;

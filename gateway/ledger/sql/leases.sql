@@ -20,9 +20,14 @@ with mine as materialized (  -- what is paused is not even locked
     returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs
 )
 select l.id, l.lease_token, l.handler, l.attempts, l.runs, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, e.headers, e.body, e.key_id
+       e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
 from leased l
 join gateway.processed_events e using (route, event_id)
+left join lateral (  -- of one day's table
+    select headers, body, key_id from gateway.payloads
+    where id = e.payload_id and until = e.payload_until
+    limit 1
+) p on true
 order by l.id;
 
 -- name: lease_due
@@ -54,9 +59,14 @@ with mine as materialized (  -- what is paused is not even locked
               d.due_at
 )
 select l.id, l.lease_token, l.handler, l.attempts, l.runs, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, e.headers, e.body, e.key_id
+       e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
 from leased l
 join gateway.processed_events e using (route, event_id)
+left join lateral (  -- of one day's table
+    select headers, body, key_id from gateway.payloads
+    where id = e.payload_id and until = e.payload_until
+    limit 1
+) p on true
 order by l.due_at, l.id;
 
 -- name: find_due
@@ -79,11 +89,16 @@ cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6) as leased;
 -- name: read_leased
 -- Deliveries that were just leased, with their events (primary keys).
 select d.id, d.lease_token, d.handler, d.attempts, d.runs, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, e.headers, e.body, e.key_id
+       e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
 from gateway.deliveries d
 cross join lateral (  -- as a plain join, it may be one with all events
     select * from gateway.processed_events where route = d.route and event_id = d.event_id limit 1
 ) e
+left join lateral (  -- of one day's table
+    select headers, body, key_id from gateway.payloads
+    where id = e.payload_id and until = e.payload_until
+    limit 1
+) p on true
 where d.id = any ($1::bigint[]) and d.lease_token = any ($2::uuid[])
 order by d.due_at, d.id;
 
@@ -122,11 +137,7 @@ select token from held;
 
 -- name: settle
 -- The end of a run, fenced by the lease's token. Raises GW001 where the lease was lost.
-select gateway.settle($1, $2, $3, $4, $5, $6, $7, $8, $9);
-
--- name: settle_sealed
--- The same on an encrypted route: the whole error is kept sealed.
-select gateway.settle_sealed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+select gateway.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: forget_in_vain
 -- Of a delivery that runs, the old runs that burned no attempt (attempts_pkey).
@@ -157,7 +168,10 @@ with expired as (
     where d.id = expired.id and d.status = 'running'
     returning d.id, d.runs, d.leased_at, d.route, d.event_id, d.handler, d.status, d.error, d.order_key
 ), noted as (
-    insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error)
-    select id, runs, leased_at, now(), 'lost', error from reaped
+    insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, error, until)
+    select id, runs, leased_at, now(), 'lost', error,
+           gateway.forget_on(now(), coalesce(kept.key, interval '35 days'))
+    from reaped
+    left join gateway.retention kept using (route)
 )
 select id, route, event_id, handler, status, order_key from reaped;

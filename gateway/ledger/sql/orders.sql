@@ -1,12 +1,8 @@
 -- name: replay
 -- A fresh round of attempts, now, with its audit row. Refused while running, and once the body is gone.
 -- One with an order key runs now if it has the turn, else when it gets it (advance).
-with kept as (
-    select d.id
-    from gateway.deliveries d
-    join gateway.processed_events e using (route, event_id)
-    where d.id = $1 and e.body is not null
-    for key share of e
+with kept as materialized (
+    select id from gateway.deliveries where id = $1 and gateway.hold_payload(route, event_id)
 ), replayed as (
     update gateway.deliveries d
     set status = 'pending', attempts = 0, losses = 0, error = null, finished_at = null,

@@ -1,9 +1,11 @@
 -- name: find_past
 -- Walks on through the events of a route (primary key), and tells which were stored as they came.
-select event_id, key_id is null as is_past, coalesce(octet_length(body), 0) as size
-from gateway.processed_events
-where route = $1 and event_id > $2
-order by event_id
+select e.event_id, not e.sealed as is_past,
+       coalesce((select octet_length(p.body) from gateway.payloads p
+                 where not e.sealed and p.id = e.payload_id and p.until = e.payload_until), 0) as size
+from gateway.processed_events e
+where e.route = $1 and e.event_id > $2
+order by e.event_id
 limit $3;
 
 -- name: find_unsealed
@@ -11,24 +13,29 @@ limit $3;
 -- have a payload tells (processed_events_received).
 select distinct e.route
 from (
-    select route, key_id
+    select route, sealed
     from gateway.processed_events
     where received_at >= now() - $2::interval
     order by received_at, route, event_id
     limit $3
 ) e
-where e.route = any ($1::text[]) and e.key_id is null
+where e.route = any ($1::text[]) and not e.sealed
 order by e.route;
 
 -- name: read_past
 -- Events of a route that were stored as they came (primary key).
-select e.event_id, e.headers, e.body, e.digest, e.guard
+select e.event_id, e.payload_id, e.payload_until, p.headers, p.body, e.digest, e.guard
 from unnest($2::text[]) as k (event_id)
 cross join lateral (
     select * from gateway.processed_events
-    where route = $1 and event_id = k.event_id and key_id is null
+    where route = $1 and event_id = k.event_id and not sealed
     limit 1
-) e;
+) e
+left join lateral (
+    select headers, body from gateway.payloads
+    where id = e.payload_id and until = e.payload_until
+    limit 1
+) p on true;
 
 -- name: read_past_deliveries
 -- Their deliveries (deliveries_route_event_id_handler_key).
@@ -39,6 +46,13 @@ cross join lateral (
 ) d
 order by d.id;
 
+-- name: read_past_attempts
+-- The attempts of some deliveries, and where they are filed.
+select delivery_id, number, until, error, sealed
+from gateway.attempts
+where delivery_id = any ($1::bigint[])
+order by delivery_id, number;
+
 -- name: list_once_keys
 -- For which keys some deliveries act, or have (once_keys_delivery).
 select handler, key
@@ -46,20 +60,19 @@ from gateway.once_keys
 where delivery_id = any ($1::bigint[]) and key not like 'digest:%' and key not like 'erased:%';
 
 -- name: seal_past_events
--- Of events that are held: what came, sealed; and their digests, keyed. Bytes that came again since are
--- guarded by the event that brought them then (processed_events_guard).
+-- Of events that are held: their digests, keyed. Bytes that came again since are guarded by the event that
+-- brought them then (processed_events_guard).
 with held as materialized (
-    select e.place, i.sealed, i.digest, i.guard
-    from unnest($2::text[], $3::bytea[], $4::bytea[], $5::bytea[]) as i (event_id, sealed, digest, guard)
+    select e.place, i.digest, i.guard
+    from unnest($2::text[], $3::bytea[], $4::bytea[]) as i (event_id, digest, guard)
     cross join lateral (
         select ctid as place from gateway.processed_events
-        where route = $1 and event_id = i.event_id and key_id is null
+        where route = $1 and event_id = i.event_id and not sealed
         limit 1
     ) e
 )
 update gateway.processed_events e
-set headers = case when e.body is not null then '{}'::jsonb end, body = held.sealed,
-    digest = held.digest, key_id = case when e.body is null then '' else $6 end,
+set sealed = true, digest = held.digest,
     guard = case when (
                 select true from gateway.processed_events o
                 where o.route = $1 and o.guard = held.guard limit 1) is null
@@ -67,6 +80,12 @@ set headers = case when e.body is not null then '{}'::jsonb end, body = held.sea
 from held
 where e.ctid = held.place
 returning e.event_id;
+
+-- name: seal_past_payloads
+-- What came with them, sealed (payloads_pkey).
+update gateway.payloads
+set headers = '{}', body = ($3::bytea[])[array_position($1::bigint[], id)], key_id = $4
+where id = any ($1::bigint[]) and until = any ($2::date[]);  -- as a join, it may be one with all of these days
 
 -- name: seal_past_deliveries
 -- Of deliveries that are held: their errors without text, their keys as digests. One that waits asks for
@@ -85,19 +104,10 @@ where d.ctid = held.place;
 
 -- name: seal_past_attempts
 -- Errors of attempts, sealed (attempts_pkey).
-with held as materialized (
-    select a.place, i.error, i.sealed
-    from unnest($1::bigint[], $2::integer[], $3::text[], $4::bytea[])
-         as i (delivery_id, number, error, sealed)
-    cross join lateral (
-        select ctid as place from gateway.attempts
-        where delivery_id = i.delivery_id and number = i.number limit 1
-        for no key update
-    ) a
-)
-update gateway.attempts a set error = held.error, sealed = held.sealed, key_id = $5
-from held
-where a.ctid = held.place;
+update gateway.attempts a set error = i.error, sealed = i.sealed, key_id = $6
+from unnest($1::bigint[], $2::integer[], $3::date[], $4::text[], $5::bytea[])
+     as i (delivery_id, number, until, error, sealed)
+where a.delivery_id = i.delivery_id and a.number = i.number and a.until = i.until;
 
 -- name: seal_past_effects
 -- Results of effects, sealed (effects_pkey).

@@ -1,10 +1,8 @@
 -- name: take_reconciliation
--- Whether this session may reconcile the route now: one at a time does, for as long as it is connected.
-select pg_try_advisory_lock(hashtextextended('reconcile ' || $1, 20261117));
-
--- name: leave_reconciliation
--- Lets another session reconcile the route.
-select pg_advisory_unlock(hashtextextended('reconcile ' || $1, 20261117));
+-- Whether this transaction may reconcile the route now: one at a time does, for as long as it is open, be
+-- it idle.
+select pg_try_advisory_xact_lock(hashtextextended('reconcile ' || $1, 20261117))
+from set_config('idle_in_transaction_session_timeout', '0', true) as unbounded;
 
 -- name: begin_reconciliation
 -- A new run, with an audit row where a person ordered it.

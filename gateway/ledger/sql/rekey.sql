@@ -1,14 +1,12 @@
 -- name: count_keys
 -- Under which keys something is kept, and how much, at most so many of each: found by skipping through
--- processed_events_key, attempts_key and effects_key.
+-- payloads_key, attempts_key and effects_key.
 with recursive of_events as (
-    (select key_id from gateway.processed_events
-     where key_id > '' order by key_id limit 1)
+    (select key_id from gateway.payloads where key_id is not null order by key_id limit 1)
     union all
     select next.key_id from of_events k cross join lateral (
-        select key_id from gateway.processed_events
-        where key_id > '' and key_id > k.key_id
-        order by key_id limit 1) next
+        select key_id from gateway.payloads
+        where key_id is not null and key_id > k.key_id order by key_id limit 1) next
 ), of_attempts as (
     (select key_id from gateway.attempts where key_id is not null order by key_id limit 1)
     union all
@@ -31,8 +29,7 @@ with recursive of_events as (
 select used.key_id, e.n as events, a.n as attempts, f.n as effects, coalesce(r.n, 0) as rejected
 from used
 cross join lateral (select count(*) as n from (
-    select from gateway.processed_events
-    where key_id = used.key_id and key_id > '' limit $1) few) e
+    select from gateway.payloads where key_id = used.key_id limit $1) few) e
 cross join lateral (select count(*) as n from (
     select from gateway.attempts where key_id = used.key_id limit $1) few) a
 cross join lateral (select count(*) as n from (
@@ -41,25 +38,24 @@ left join of_rejected r on r.key_id = used.key_id
 order by used.key_id;
 
 -- name: find_events_under
--- The next events under a key (processed_events_key), as many as come to so many bytes.
-select route, event_id, body as sealed
+-- The payloads of the next events under a key (payloads_key), as many as come to so many bytes.
+select route, event_id, id, body as sealed
 from (
-    select route, event_id, body,
-           sum(octet_length(body)) over (order by route, event_id) - octet_length(body) as before
+    select route, event_id, id, body,
+           sum(octet_length(body)) over (order by id) - octet_length(body) as before
     from (
-        select route, event_id, body from gateway.processed_events
-        where key_id = $1 and key_id > '' and body is not null and (route, event_id) > ($2, $3)
-          and coalesce(route = $4, true)
-        order by route, event_id
-        limit $5
+        select route, event_id, id, body from gateway.payloads
+        where key_id = $1 and id > $2 and coalesce(route = $3, true)
+        order by id
+        limit $4
     ) page
 ) sized
-where before < $6
-order by route, event_id;
+where before < $5
+order by id;
 
 -- name: find_attempts_under
 -- The next attempts under a key (attempts_key).
-select a.delivery_id, a.number, a.sealed
+select a.delivery_id, a.number, a.until, a.sealed
 from gateway.attempts a
 where a.key_id = $1 and (a.delivery_id, a.number) > ($2, $3)
   and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = a.delivery_id))
@@ -91,38 +87,28 @@ where r.id = i.id and r.key_id = $3 and r.body is not null
 returning r.id;
 
 -- name: reseal_events
--- Events as they are kept from now on, where they are still under the key that they were read under
--- (primary key): one that was erased or rekeyed meanwhile stays as it is.
+-- Payloads of events as they are kept from now on, where they are still under the key that they were read under
+-- (primary keys): one that was erased, rekeyed or filed elsewhere meanwhile stays as it is.
 with held as materialized (
-    select e.place, i.sealed
+    select e.payload_id, e.payload_until, i.sealed
     from unnest($1::text[], $2::text[], $3::bytea[]) as i (route, event_id, sealed)
     cross join lateral (
-        select ctid as place from gateway.processed_events
-        where route = i.route and event_id = i.event_id and key_id = $4 and body is not null
+        select payload_id, payload_until from gateway.processed_events
+        where route = i.route and event_id = i.event_id
         limit 1
         for no key update
     ) e
 )
-update gateway.processed_events e set body = held.sealed, key_id = $5
+update gateway.payloads p set body = held.sealed, key_id = $5
 from held
-where e.ctid = held.place
-returning e.event_id;
+where p.id = held.payload_id and p.until = held.payload_until and p.key_id = $4
+returning p.event_id;
 
 -- name: reseal_attempts
 -- The same of errors (attempts_pkey).
-with held as materialized (
-    select a.place, i.sealed
-    from unnest($1::bigint[], $2::integer[], $3::bytea[]) as i (delivery_id, number, sealed)
-    cross join lateral (
-        select ctid as place from gateway.attempts
-        where delivery_id = i.delivery_id and number = i.number and key_id = $4
-        limit 1
-        for no key update
-    ) a
-)
-update gateway.attempts a set sealed = held.sealed, key_id = $5
-from held
-where a.ctid = held.place
+update gateway.attempts a set sealed = i.sealed, key_id = $6
+from unnest($1::bigint[], $2::integer[], $3::date[], $4::bytea[]) as i (delivery_id, number, until, sealed)
+where a.delivery_id = i.delivery_id and a.number = i.number and a.until = i.until and a.key_id = $5
 returning a.delivery_id;
 
 -- name: reseal_effects

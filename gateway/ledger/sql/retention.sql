@@ -59,9 +59,10 @@ from set_config('synchronous_commit', 'off', true) as commits,
 
 -- name: hold_events
 -- Walks on from a mark to a given age, oldest first (processed_events_newest), and holds those old
--- enough to lose something: against a replay, which takes a share of its event first.
+-- enough to lose something: against a replay, which holds its event first. Most payloads are left to be
+-- dropped with their day: one by one go those that were filed under a later day than is asked for.
 with walked as materialized (
-    select ctid, received_at, route, event_id, body is not null as has_body
+    select ctid, received_at, route, event_id, payload_until
     from gateway.processed_events
     where received_at < now() - $1::interval and (received_at, route, event_id) > ($2, $3, $4)
     order by received_at, route, event_id
@@ -74,8 +75,9 @@ with walked as materialized (
         from walked w
         join unnest($6::text[], $7::interval[], $8::interval[]) as kept (route, key, payload)
           using (route)
-        where w.received_at < now() - case when w.has_body then least(kept.key, kept.payload)
-                                           else kept.key end
+        where w.received_at < now() - kept.key
+           or w.received_at < now() - kept.payload
+              and w.payload_until > gateway.forget_on(w.received_at, kept.payload)
     ))
     for update skip locked
 )
@@ -86,12 +88,14 @@ order by received_at desc, route desc, event_id desc
 limit 1;
 
 -- name: prune_events
--- Of events that are held: forgets them with their deliveries and attempts, or empties their bodies
--- and headers and leaves the key, so that a late retry is still a duplicate, or leaves them alone.
+-- Of events that are held: forgets them with their deliveries, or forgets their payloads and leaves the
+-- key, so that a late retry is still a duplicate, or leaves them alone. Attempts are dropped with their
+-- day, and so are most payloads: one by one go those that were filed under one so late ($5 days ahead)
+-- that nobody would keep them for as long.
 -- A statement of its own: it must see what was committed before they were held. From then on they and
 -- their ended deliveries stay where they are, so that their places (ctid) can be relied on.
 with held as materialized (
-    select e.ctid as place, e.route, e.body is not null as has_body,
+    select e.ctid as place, e.route, e.payload_id, e.payload_until,
            coalesce(d.ended_at, e.received_at) as ended_at, d.unfinished, d.places
     from gateway.processed_events e
     cross join lateral (
@@ -102,8 +106,9 @@ with held as materialized (
     ) d
     where e.ctid = any ($1::text::tid[])
 ), sorted as materialized (
-    select place, places, ended_at < now() - key as is_over,
-           has_body and ended_at < now() - payload as is_emptied
+    select place, places, payload_id, payload_until, ended_at < now() - key as is_over,
+           ended_at < now() - payload
+               and payload_until > gateway.forget_on(ended_at, payload) as is_emptied
     from held
     join unnest($2::text[], $3::interval[], $4::interval[]) as kept (route, key, payload)
       using (route)
@@ -114,7 +119,9 @@ with held as materialized (
       and status in ('done', 'discarded')
     returning id
 ), forgotten as (
-    delete from gateway.attempts where delivery_id = any (array (select id from ended))
+    delete from gateway.attempts
+    where delivery_id = any (array (select id from ended))
+      and until > (now() at time zone 'UTC')::date + $5::integer
 ), undone as (
     delete from gateway.effects where delivery_id = any (array (select id from ended))
 ), freed as (
@@ -124,24 +131,30 @@ with held as materialized (
     where ctid = any (array (select place from sorted where is_over))
     returning route
 ), emptied as (
-    update gateway.processed_events
-    set body = null, headers = null, key_id = left(key_id, 0)
+    update gateway.processed_events set payload_id = null, payload_until = null
     where ctid = any (array (select place from sorted where is_emptied and not is_over))
     returning route
+), unfiled as (
+    delete from gateway.payloads
+    where id = any (array (select payload_id from sorted where is_over or is_emptied))
+      and until = any (array (
+          select payload_until from sorted
+          where (is_over or is_emptied) and payload_until > (now() at time zone 'UTC')::date))
 )
 select (select count(*) from removed) as keys, (select count(*) from emptied) as payloads;
 
 -- name: count_prunable
 -- What hold_events and prune_events would forget of the next events behind a mark, and changes nothing.
 with walked as materialized (
-    select received_at, route, event_id, body is not null as has_body
+    select received_at, route, event_id, payload_until
     from gateway.processed_events
     where received_at < now() - $1::interval and (received_at, route, event_id) > ($2, $3, $4)
     order by received_at, route, event_id
     limit $5
 ), judged as materialized (
-    select w.has_body, coalesce(d.ended_at, w.received_at) < now() - kept.key as is_over,
-           coalesce(d.ended_at, w.received_at) < now() - kept.payload as is_emptied
+    select coalesce(d.ended_at, w.received_at) < now() - kept.key as is_over,
+           coalesce(d.ended_at, w.received_at) < now() - kept.payload and w.payload_until
+               > gateway.forget_on(coalesce(d.ended_at, w.received_at), kept.payload) as is_emptied
     from walked w
     join unnest($6::text[], $7::interval[], $8::interval[]) as kept (route, key, payload)
       using (route)
@@ -155,7 +168,7 @@ with walked as materialized (
 )
 select w.received_at, w.route, w.event_id, (select count(*) from walked) as walked,
        (select count(*) from judged where is_over) as keys,
-       (select count(*) from judged where has_body and is_emptied and not is_over) as payloads
+       (select count(*) from judged where is_emptied and not is_over) as payloads
 from walked w
 order by w.received_at desc, w.route desc, w.event_id desc
 limit 1;

@@ -89,10 +89,14 @@ select current_setting('server_version') as version,
         where n.nspname = 'gateway' and c.relkind = 'r') as size_bytes;
 
 -- name: list_sizes
--- What each table of the ledger takes, with its indexes, and about how many rows it has.
-select c.relname as name, pg_total_relation_size(c.oid)::bigint as bytes,
-       greatest(c.reltuples, 0)::bigint as about_rows
+-- What each table of the ledger takes, with its indexes and all its days, and about how many rows it has, as
+-- Postgres last counted them, if it did.
+select coalesce(p.relname, c.relname) as name, sum(pg_total_relation_size(c.oid))::bigint as bytes,
+       sum(case when c.reltuples >= 0 then c.reltuples end)::bigint as about_rows
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
+left join pg_inherits i on i.inhrelid = c.oid
+left join pg_class p on p.oid = i.inhparent
 where n.nspname = 'gateway' and c.relkind = 'r'
+group by 1
 order by bytes desc, name;

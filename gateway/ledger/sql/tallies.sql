@@ -1,5 +1,6 @@
 -- name: add_tallies
--- Adds counts to their minute, which was a while ago, and to the totals; forgets what is too old.
+-- Adds counts to their minute, which was a while ago, to its hour, and to the totals; forgets what is too
+-- old. Those with an empty route are of all routes together: the hours have them too, to look back over.
 -- In the order of their keys: two processes that crossed would wait for each other.
 with counted as materialized (
     select route, handler, outcome, n, times::integer[] as times
@@ -8,7 +9,7 @@ with counted as materialized (
     order by route, handler, outcome
 ), summed as (
     insert into gateway.totals as t (route, handler, outcome, n, last_at)
-    select route, handler, outcome, n, now() - $1::interval from counted
+    select route, handler, outcome, n, now() - $1::interval from counted where route <> ''
     on conflict (route, handler, outcome) do update
     set n = t.n + excluded.n, last_at = greatest(t.last_at, excluded.last_at)
 ), by_hour as (
@@ -44,7 +45,9 @@ with counted as materialized (
     ))
 )
 insert into gateway.tallies as t (minute, route, handler, outcome, n, times)
-select date_trunc('minute', now() - $1::interval), route, handler, outcome, n, times from counted
+select date_trunc('minute', now() - $1::interval), route, handler, outcome, n, times
+from counted
+where route <> ''
 on conflict (minute, route, handler, outcome) do update
 set n = t.n + excluded.n,
     times = array (

@@ -9,6 +9,7 @@ from gateway.ledger.connection import TROUBLE, Connection, close_quietly, connec
 from gateway.operate.doctor.clocks import check_clock, postgres_time, redis_time
 from gateway.operate.doctor.configuration import check_configuration
 from gateway.operate.doctor.credentials import check_credentials
+from gateway.operate.doctor.encryption import check_postgres_encryption, check_redis_encryption
 from gateway.operate.doctor.finding import Finding, problem
 from gateway.operate.doctor.installation import Installation
 from gateway.operate.doctor.ledger import check_ledger
@@ -16,7 +17,7 @@ from gateway.operate.doctor.machine import check_machine
 from gateway.operate.doctor.postgres import POSTGRES, check_postgres, is_usable
 from gateway.operate.doctor.public_url import check_public_url
 from gateway.operate.doctor.redis import HARMLESS, REDIS, check_redis
-from gateway.queue.handoff import connect_redis
+from gateway.queue.connecting import connect_redis, describe_redis
 
 
 async def examine(installation: Installation) -> list[Finding]:
@@ -49,7 +50,8 @@ async def _postgres(installation: Installation) -> tuple[list[Finding], list[Fin
     except StorageUnavailable as error:
         return [_away(str(error))], []
     try:
-        return await _in_postgres(installation, connection)
+        server, ledger = await _in_postgres(installation, connection)
+        return [*server, *await check_postgres_encryption(url, connection)], ledger
     except TROUBLE as error:
         return [_away(f"Postgres did not answer to the end: {describe(error)}")], []
     finally:
@@ -75,12 +77,14 @@ def _away(told: str) -> Finding:
 async def _redis(installation: Installation) -> list[Finding]:
     if installation.settings.redis_url is None:
         return []
-    redis = connect_redis(installation.settings.redis_url.get_secret_value())
+    url = installation.settings.redis_url.get_secret_value()
+    redis = connect_redis(url)
     try:
         findings = await check_redis(installation.settings, redis)
+        findings += check_redis_encryption(url)
         return findings + await check_clock(installation, REDIS, redis_time(redis))
     except (RedisError, OSError, TimeoutError) as error:
-        told = f"cannot be reached: {str(error) or type(error).__name__}"
+        told = f"cannot be reached: {describe_redis(error)}"
         return [problem(REDIS, told, f"start it, or correct GATEWAY_REDIS_URL; {HARMLESS}")]
     finally:
         await redis.aclose(close_connection_pool=True)

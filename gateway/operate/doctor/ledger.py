@@ -229,12 +229,37 @@ async def _retention(installation: Installation, connection: Connection) -> list
         [route.retention.key for route in routes],
         LATE,
     )
-    if not row["n"]:
-        return [ok(RETENTION, "keeps up")]
-    return [
-        warning(
-            RETENTION,
-            f"events of {row['oldest_at']:%Y-%m-%d} should have been forgotten",
-            "workers prune: is one alive, and does its log say prune_failed?",
-        )
-    ]
+    findings = await _partitions(connection)
+    if row["n"]:
+        findings += [
+            warning(
+                RETENTION,
+                f"events of {row['oldest_at']:%Y-%m-%d} should have been forgotten",
+                "workers prune: is one alive, and does its log say prune_failed?",
+            )
+        ]
+    return findings or [ok(RETENTION, "keeps up")]
+
+
+async def _partitions(connection: Connection) -> list[Finding]:
+    """Tables by the day of payloads and attempts."""
+    [row] = await connection.fetch(QUERIES["describe_partitions"], LATE)
+    findings = []
+    if row["oldest"] is not None:
+        findings += [
+            warning(
+                RETENTION,
+                f"payloads or attempts of {row['oldest']} should have been dropped",
+                "workers drop them: is one alive, and does its log say partition_in_use, since a"
+                " transaction is open that has read them?",
+            )
+        ]
+    if row["is_misfiled"]:
+        findings += [
+            warning(
+                RETENTION,
+                "payloads or attempts came on a day for which nobody had made a table",
+                "nothing is lost: a worker puts them in order. Is one alive?",
+            )
+        ]
+    return findings

@@ -6,20 +6,18 @@ from typing import Any, Final
 
 from gateway.development import read_up
 from gateway.errors import SchemaMismatch, StorageUnavailable
+from gateway.ledger.budget import SERVE_CONNECTIONS, Room, read_room, worker_connections
 from gateway.ledger.connection import Connection
 from gateway.ledger.migrate import applied_version, check_version, read_migrations
 from gateway.ledger.queries import QUERIES
 from gateway.notation.quantities import format_roughly
 from gateway.operate.doctor.finding import Finding, ok, problem, warning
 from gateway.operate.doctor.installation import Installation
-from gateway.worker import LEASE_CONNECTIONS, LEDGER_CONNECTIONS
+from gateway.settings import Settings
 
 POSTGRES: Final = "Postgres"
 OLDEST: Final = 14
 """The oldest major version for which there still are security fixes."""
-
-SERVE_CONNECTIONS: Final = 13
-"""Claims, jobs, tallies, the Admin API, questions after jobs, and readiness."""
 
 LONG: Final = timedelta(minutes=5)
 UNSEEN: Final = frozenset({"usage on schema gateway", "select on gateway.migrations"})
@@ -39,7 +37,7 @@ async def check_postgres(installation: Installation, connection: Connection) -> 
     """Everything about the server; of the schema, what this role may see of it."""
     findings = [*_version(await _one(connection, "describe_server"))]
     findings += _durability(await _one(connection, "read_durability"))
-    findings += _connections(installation, await _one(connection, "read_limits"))
+    findings.append(_connections(installation.settings, await read_room(connection)))
     findings += _idle(await _one(connection, "find_idle_transactions", LONG))
     privileges = await _one(connection, "read_privileges")
     if privileges["is_there"]:
@@ -171,18 +169,24 @@ def _grouped(role: str, found: dict[str, Any]) -> Finding:
     return ok(POSTGRES, f"the role {role} is of {groups}: it may do what they may")
 
 
-def _connections(installation: Installation, limits: dict[str, Any]) -> Iterator[Finding]:
-    per_worker = installation.settings.concurrency + LEASE_CONNECTIONS + LEDGER_CONNECTIONS
-    needed = per_worker + SERVE_CONNECTIONS
-    told = f"a worker needs up to {per_worker}, a serve {SERVE_CONNECTIONS}"
-    if needed > limits["most"]:
-        yield warning(
+def _connections(settings: Settings, room: Room | None) -> Finding:
+    per_worker = worker_connections(settings)
+    told = f"a worker opens up to {per_worker}, a serve {SERVE_CONNECTIONS}"
+    if room is None:
+        return ok(
             POSTGRES,
-            f"{limits['most']} connections are allowed ({limits['by']}), {told}",
-            f"raise {limits['by']}, or lower GATEWAY_CONCURRENCY",
+            f"reached through a pooler, whose limits this cannot see: {told}"
+            " (PgBouncer: max_client_conn, default_pool_size)",
         )
-    else:
-        yield ok(POSTGRES, f"{limits['most']} connections are allowed, {told}")
+    allowed = f"{room.most} connections are allowed ({room.by}), {room.in_use} are in use: {told}"
+    if per_worker + SERVE_CONNECTIONS > room.most:
+        return warning(
+            POSTGRES,
+            allowed,
+            f"raise {room.by}, lower GATEWAY_HANDLER_CONNECTIONS or GATEWAY_CONCURRENCY, or put a"
+            " pooler before it: docs/production.md",
+        )
+    return ok(POSTGRES, allowed)
 
 
 def _bloated(table: dict[str, Any]) -> Finding:

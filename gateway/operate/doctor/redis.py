@@ -7,6 +7,7 @@ from arq.connections import ArqRedis
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.operate.doctor.finding import Finding, ok, problem, warning
+from gateway.queue.connecting import name_version
 from gateway.queue.handoff import QUEUE
 from gateway.settings import Settings
 
@@ -18,7 +19,7 @@ HARMLESS: Final = "nothing is lost by it: workers find their work in Postgres, a
 async def check_redis(settings: Settings, redis: ArqRedis) -> list[Finding]:
     """Everything about the server. Raises RedisError, OSError and TimeoutError."""
     known: dict[str, Any] = await redis.info()
-    findings = [ok(REDIS, f"reachable, version {known['redis_version']}")]
+    findings = [ok(REDIS, f"reachable, version {name_version(known)}")]
     findings += _persistence(known, await _saves(redis))
     findings += _eviction(known)
     findings += _depth(await redis.zcard(QUEUE), settings)

@@ -1,12 +1,12 @@
 """What a person should look at first, in words, and what he can do about it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
 from gateway.notation.quantities import format_count, format_roughly
 from gateway.operate.keys import in_use
-from gateway.operate.status.report import Attention, HandlerState, RouteState, Status
+from gateway.operate.status.report import Attention, Found, HandlerState, RouteState, Status
 from gateway.operate.status.secrets import look_at_reloads, look_at_secrets
 
 OLD: Final = timedelta(minutes=5)
@@ -25,19 +25,19 @@ FULL: Final = 0.9
 
 def find_attention(status: Status) -> list[Attention]:
     """Problems first, then warnings, each kind in the order in which one would ask."""
-    found = [attention for look in LOOKS for attention in look(status)]
-    return sorted(found, key=lambda attention: attention["level"] != "problem")
+    attention = [Attention(**found, see=SEEN.get(look)) for look in LOOKS for found in look(status)]
+    return sorted(attention, key=lambda item: item["level"] != "problem")
 
 
-def _problem(text: str, advice: str) -> Attention:
-    return Attention(level="problem", text=text, advice=advice)
+def _problem(text: str, advice: str) -> Found:
+    return Found(level="problem", text=text, advice=advice)
 
 
-def _warning(text: str, advice: str) -> Attention:
-    return Attention(level="warning", text=text, advice=advice)
+def _warning(text: str, advice: str) -> Found:
+    return Found(level="warning", text=text, advice=advice)
 
 
-def _ledger(status: Status) -> Iterator[Attention]:
+def _ledger(status: Status) -> Iterator[Found]:
     error = status["postgres"]["error"]
     if error is not None:
         yield _problem(
@@ -46,7 +46,7 @@ def _ledger(status: Status) -> Iterator[Attention]:
         )
 
 
-def _workers(status: Status) -> Iterator[Attention]:
+def _workers(status: Status) -> Iterator[Found]:
     if status["workers"] or not status["postgres"]["reachable"]:
         return
     waiting = sum(handler["pending"] for handler in status["handlers"])
@@ -54,7 +54,7 @@ def _workers(status: Status) -> Iterator[Attention]:
     yield _problem(text if waiting else "no worker is alive", "start one: `gateway worker`")
 
 
-def _dead(status: Status) -> Iterator[Attention]:
+def _dead(status: Status) -> Iterator[Found]:
     dying = [handler for handler in status["handlers"] if handler["dead"]]
     if not dying:
         return
@@ -75,7 +75,7 @@ def _dead(status: Status) -> Iterator[Attention]:
     )
 
 
-def _backlog(status: Status) -> Iterator[Attention]:
+def _backlog(status: Status) -> Iterator[Found]:
     found = []
     for handler in status["handlers"]:
         oldest = handler["oldest_due_at"]
@@ -93,7 +93,7 @@ def _backlog(status: Status) -> Iterator[Attention]:
     yield from _few(found)
 
 
-def _orphans(status: Status) -> Iterator[Attention]:
+def _orphans(status: Status) -> Iterator[Found]:
     found = [
         _problem(
             f"{_of(handler)} is in no worker: {_pending(handler)}",
@@ -105,7 +105,7 @@ def _orphans(status: Status) -> Iterator[Attention]:
     yield from _few(found)
 
 
-def _pauses(status: Status) -> Iterator[Attention]:
+def _pauses(status: Status) -> Iterator[Found]:
     for pause in status["pauses"]:
         what = pause["handler"] or f"all of {pause['route']}"
         since = _age(status["at"], pause["since"])
@@ -117,7 +117,7 @@ def _pauses(status: Status) -> Iterator[Attention]:
         )
 
 
-def _unheard(status: Status) -> Iterator[Attention]:
+def _unheard(status: Status) -> Iterator[Found]:
     """Once per destination, however much it did not hear of."""
     errors = {
         told["destination"]: told["error"]
@@ -132,7 +132,7 @@ def _unheard(status: Status) -> Iterator[Attention]:
         )
 
 
-def _failing(status: Status) -> Iterator[Attention]:
+def _failing(status: Status) -> Iterator[Found]:
     found = [
         _warning(
             f"{_of(handler)} failed {handler['failed']:,} of {handler['runs']:,} runs"
@@ -147,7 +147,7 @@ def _failing(status: Status) -> Iterator[Attention]:
     yield from _few(found)
 
 
-def _rejected(status: Status) -> Iterator[Attention]:
+def _rejected(status: Status) -> Iterator[Found]:
     """What no stranger can have caused: somebody has to put it right."""
     for told in status["rejected"]:
         if told["cause"] in OURS:
@@ -160,7 +160,7 @@ def _rejected(status: Status) -> Iterator[Attention]:
             )
 
 
-def _refusals(status: Status) -> Iterator[Attention]:
+def _refusals(status: Status) -> Iterator[Found]:
     few_first = sorted(status["rejected"], key=lambda told: told["kept"])
     most = {(told["route"], told["code"]): told for told in few_first}
     for route in status["routes"]:
@@ -182,7 +182,7 @@ def _refusals(status: Status) -> Iterator[Attention]:
                 )
 
 
-def _spool(status: Status) -> Iterator[Attention]:
+def _spool(status: Status) -> Iterator[Found]:
     spool = status["spool"]
     for piece in spool["unreadable"]:
         yield _problem(
@@ -197,7 +197,7 @@ def _spool(status: Status) -> Iterator[Attention]:
         )
 
 
-def _reconciles(status: Status) -> Iterator[Attention]:
+def _reconciles(status: Status) -> Iterator[Found]:
     for run in status["reconciles"]:
         if run["status"] == "failed":
             ended_at = run["finished_at"] or run["started_at"]
@@ -214,7 +214,7 @@ def _reconciles(status: Status) -> Iterator[Attention]:
             )
 
 
-def _keys(status: Status) -> Iterator[Attention]:
+def _keys(status: Status) -> Iterator[Found]:
     """What nobody can read without a key that is gone."""
     for key in status["keys"]:
         if key["at_hand"] is False and in_use(key):
@@ -226,7 +226,7 @@ def _keys(status: Status) -> Iterator[Attention]:
             )
 
 
-def _orders(status: Status) -> Iterator[Attention]:
+def _orders(status: Status) -> Iterator[Found]:
     for order in status["orders"]:
         if order["is_idle"]:
             command = "discard" if order["action"] == "discard" else "replay"
@@ -238,7 +238,7 @@ def _orders(status: Status) -> Iterator[Attention]:
             )
 
 
-def _redis(status: Status) -> Iterator[Attention]:
+def _redis(status: Status) -> Iterator[Found]:
     if status["redis"]["error"] is not None:
         yield _warning(
             f"Redis is away: {status['redis']['error']}",
@@ -246,7 +246,7 @@ def _redis(status: Status) -> Iterator[Attention]:
         )
 
 
-def _connections(status: Status) -> Iterator[Attention]:
+def _connections(status: Status) -> Iterator[Found]:
     used, most = status["postgres"]["connections"], status["postgres"]["max_connections"]
     if used is not None and most is not None and used >= most * FULL:
         yield _warning(
@@ -255,7 +255,7 @@ def _connections(status: Status) -> Iterator[Attention]:
         )
 
 
-Look = Callable[[Status], Iterator[Attention]]
+Look = Callable[[Status], Iterator[Found]]
 
 OF_THE_WORK: Final[tuple[Look, ...]] = (
     _workers,
@@ -274,6 +274,24 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
 LOOKS: Final[tuple[Look, ...]] = (
     *(_ledger, look_at_secrets, look_at_reloads, *OF_THE_WORK, _spool, _redis, _connections),
 )
+
+SEEN: Final[Mapping[Look, str]] = {
+    look_at_secrets: "routes",
+    look_at_reloads: "system",
+    _workers: "system",
+    _dead: "dead",
+    _backlog: "handlers",
+    _orphans: "handlers",
+    _pauses: "handlers",
+    _reconciles: "reconcile",
+    _orders: "orders",
+    _rejected: "rejected",
+    _refusals: "rejected",
+    _failing: "handlers",
+    _redis: "system",
+    _connections: "system",
+}
+"""Which page of the console shows more of it, and has the form that puts it right."""
 
 REFUSALS: Final = {
     "BAD_SIGNATURE": "a secret that was rotated at the provider only, or a stranger",
@@ -313,11 +331,11 @@ def _answered(route: RouteState) -> int:
     return requests["accepted"] + requests["duplicate"] + requests["ignored"] + requests["refused"]
 
 
-def _few(found: list[Attention]) -> Iterator[Attention]:
+def _few(found: list[Found]) -> Iterator[Found]:
     """Of many handlers with the same trouble a few, and how many more there are."""
     yield from found[:FEW_HANDLERS]
     if rest := found[FEW_HANDLERS:]:
-        yield Attention(
+        yield Found(
             level=rest[0]["level"],
             text=f"the same is true of {format_count(len(rest), 'more handler')}",
             advice="all handlers, with what is wrong: `gateway status --json`",

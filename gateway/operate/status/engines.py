@@ -7,7 +7,8 @@ from dataclasses import asdict
 from redis.exceptions import RedisError
 
 from gateway.operate.status.report import PostgresState, RedisState, SpoolState
-from gateway.queue.handoff import QUEUE, connect_redis
+from gateway.queue.connecting import connect_redis, describe_redis, name_version
+from gateway.queue.handoff import QUEUE
 from gateway.settings import Settings
 from gateway.spool.look import look_at
 from gateway.spool.spool import SPOOL_DIRECTORY
@@ -22,13 +23,13 @@ async def read_redis(settings: Settings) -> RedisState:
         known = await redis.info()
         jobs = await redis.zcard(QUEUE)
     except (RedisError, OSError, TimeoutError) as error:
-        return _away(str(error) or type(error).__name__)
+        return _away(describe_redis(error))
     finally:
         await redis.aclose(close_connection_pool=True)
     return RedisState(
         reachable=True,
         error=None,
-        version=str(known["redis_version"]),
+        version=name_version(known),
         memory_bytes=int(known["used_memory"]),
         jobs=jobs,
     )

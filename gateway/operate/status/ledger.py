@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gateway.ledger.bulk import OrderStatus, list_orders
 from gateway.ledger.connection import Connection, Pooled
+from gateway.ledger.figures import BY_INDEX
 from gateway.ledger.migrate import applied_version
 from gateway.ledger.pauses import Pause
 from gateway.ledger.queries import QUERIES
@@ -149,7 +150,9 @@ async def read_handlers(
         for route, handler in figures.hour
         if handler != REQUESTS
     }
-    rows = await session.fetch(QUERIES["count_unfinished"], MOST_COUNTED, HOUR)
+    async with session.transaction(readonly=True):
+        await session.execute(BY_INDEX)
+        rows = await session.fetch(QUERIES["count_unfinished"], MOST_COUNTED, HOUR)
     for row in rows:
         place = row["route"], row["handler"]
         state = found.setdefault(place, _empty(*place, figures))

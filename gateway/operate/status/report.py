@@ -9,12 +9,19 @@ from gateway.ledger.alerts import AlertRow
 from gateway.operate.keys import KeyState
 
 
-class Attention(TypedDict):
+class Found(TypedDict):
     """Something that a person should look at, and what he can do."""
 
     level: Literal["problem", "warning"]
     text: str
     advice: str
+
+
+class Attention(Found):
+    """The same, with where it is to be seen."""
+
+    see: str | None
+    """The page of the console: what is behind `/console/`."""
 
 
 class PostgresState(TypedDict):

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from gateway.notation.quantities import format_roughly
-from gateway.operate.status.report import Attention, RouteState, SecretState, Status
+from gateway.operate.status.report import Found, RouteState, SecretState, Status
 from gateway.routes import Route
 
 SOON: Final = timedelta(days=7)
@@ -72,23 +72,23 @@ def describe_expiry(ends: datetime, now: datetime) -> str:
     return f"expires in {format_roughly(ends - now)}"
 
 
-def look_at_secrets(status: Status) -> Iterator[Attention]:
+def look_at_secrets(status: Status) -> Iterator[Found]:
     """What expired, and what is about to while it is needed."""
     for route in status["routes"]:
         valid = [secret for secret in route["secrets"] if not secret["expired"]]
         if route["secrets"] and not valid:
             text = f"every secret of {route['route']} has expired: all its requests are refused"
-            yield Attention(level="problem", text=text, advice=REPLACE)
+            yield Found(level="problem", text=text, advice=REPLACE)
             continue
         for secret in route["secrets"]:
             yield from _expiry(secret, route["route"], valid, status["at"])
 
 
-def look_at_reloads(status: Status) -> Iterator[Attention]:
+def look_at_reloads(status: Status) -> Iterator[Found]:
     """A process that goes on with old secrets."""
     for reload in status["reloads"]:
         if reload["outcome"] == "refused":
-            yield Attention(
+            yield Found(
                 level="problem",
                 text=f"serve on {reload['host']}, pid {reload['pid']}, refused a reload"
                 f" {format_roughly(status['at'] - reload['at'])} ago, and goes on with the secrets"
@@ -99,20 +99,20 @@ def look_at_reloads(status: Status) -> Iterator[Attention]:
 
 def _expiry(
     secret: SecretState, route: str, valid: list[SecretState], now: datetime
-) -> Iterator[Attention]:
+) -> Iterator[Found]:
     ends, used_at = secret["expires_at"], secret["last_used_at"]
     if ends is None or ends - now > SOON:
         return
     told = f"{secret['secret']} of {route} {describe_expiry(ends, now)}"
     if secret["expired"]:
-        yield Attention(level="warning", text=told, advice="take it out of routes.yaml")
+        yield Found(level="warning", text=told, advice="take it out of routes.yaml")
     elif all(one["expires_at"] is not None and one["expires_at"] <= ends for one in valid):
         text = f"{told}, and there is no other one then"
-        yield Attention(level="problem", text=text, advice=REPLACE)
+        yield Found(level="problem", text=text, advice=REPLACE)
     elif used_at is not None and now - used_at < LATELY:
         text = f"{told}, and was used {format_roughly(now - used_at)} ago"
         advice = "the sender still signs with it: change it there, or move `expires_at`"
-        yield Attention(level="warning", text=text, advice=advice)
+        yield Found(level="warning", text=text, advice=advice)
 
 
 def _used_after(other: SecretState, at: datetime) -> bool:

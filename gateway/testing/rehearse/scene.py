@@ -28,7 +28,10 @@ where s.relkind = 'S' and n.nspname not like 'pg\\_%'
 _WITHOUT_TRIGGERS: Final = "set local session_replication_role = replica;"
 """And without foreign keys: the rows that were there are as those have left them."""
 
-_LEDGER: Final = ("processed_events", "deliveries", "attempts", "effects", "once_keys", "audit")
+_LEDGER: Final = (
+    *("processed_events", "payloads", "deliveries", "attempts"),
+    *("effects", "once_keys", "audit"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ select exists (select from pg_stat_activity
                  and wait_event_type = 'Lock')
 """
 _JOBS: Final = """
-select event_id, type, body from gateway.processed_events
+select event_id, type, body from gateway.events
 where provider = 'publish' and route = $1
 order by event_id
 """

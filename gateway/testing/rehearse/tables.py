@@ -55,7 +55,7 @@ order by n.nspname, c.relname
 """
 _JOBS: Final = """
 select route, event_id, type, convert_from(body, 'utf8')::json as payload
-from gateway.processed_events where provider = 'publish'
+from gateway.events where provider = 'publish'
 """
 
 Row = Mapping[str, Any]

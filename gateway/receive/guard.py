@@ -1,12 +1,16 @@
 """Who has a token of the Admin API or of /metrics; whoever guesses is slowed down."""
 
+from collections.abc import Callable
+
 from prometheus_client import Counter
+from pydantic import SecretStr
 from starlette.requests import Request
 
 from gateway.receive import answers
 from gateway.receive.answers import Answer
 from gateway.receive.limits import Strangers
 from gateway.secrets import Secret, is_borne
+from gateway.settings import Settings
 
 
 class TokenGuard:
@@ -28,3 +32,14 @@ class TokenGuard:
         self._strangers.refused(request.scope)
         self._refused.labels("UNAUTHORIZED").inc()
         return answers.UNAUTHORIZED
+
+
+def metrics_guard(settings: Settings, guard: TokenGuard) -> Callable[[Request], Answer | None]:
+    """Who may not read /metrics: nobody, unless there is a token to ask for."""
+    given = (settings.metrics_token, settings.admin_token, settings.read_token)
+    tokens = [token for token in map(secret_of, given) if token is not None]
+    return lambda request: guard.refusal(request, *tokens) if tokens else None
+
+
+def secret_of(token: SecretStr | None) -> Secret | None:
+    return None if token is None else Secret(token.get_secret_value().encode())

@@ -1,0 +1,97 @@
+-- name: find_unsettled
+-- Handlers for which something waits or is dead, at most so many (deliveries_due, deliveries_dead_of, one
+-- probe for each).
+with recursive waiting as (
+    (select route, handler, 1 as n from gateway.deliveries
+     where status = 'pending' order by route, handler limit 1)
+    union all
+    select following.route, following.handler, w.n + 1
+    from waiting w
+    cross join lateral (
+        select d.route, d.handler from gateway.deliveries d
+        where d.status = 'pending' and (d.route, d.handler) > (w.route, w.handler)
+        order by d.route, d.handler limit 1
+    ) following
+    where w.n < $1
+), dead as (
+    (select route, handler, 1 as n from gateway.deliveries
+     where status = 'dead' order by route, handler limit 1)
+    union all
+    select following.route, following.handler, e.n + 1
+    from dead e
+    cross join lateral (
+        select d.route, d.handler from gateway.deliveries d
+        where d.status = 'dead' and (d.route, d.handler) > (e.route, e.handler)
+        order by d.route, d.handler limit 1
+    ) following
+    where e.n < $1
+)
+select route, handler from waiting
+union
+select route, handler from dead
+order by 1, 2
+limit $1;
+
+-- name: count_unsettled
+-- What waits and what is dead of these handlers, up to so many of each, and for how long the oldest is due
+-- (deliveries_due, deliveries_dead_of).
+select k.route, k.handler, due.n as due, later.n as later, held.n as held, dead.n as dead,
+       coalesce(extract(epoch from now() - oldest.due_at), 0)::float8 as oldest_s
+from unnest($1::text[], $2::text[]) as k (route, handler)
+cross join lateral (
+    select count(*) as n from (
+        select from gateway.deliveries d
+        where d.status = 'pending' and d.route = k.route and d.handler = k.handler and d.due_at <= now()
+        limit $3
+    ) few
+) due
+cross join lateral (
+    select min(d.due_at) as due_at from gateway.deliveries d
+    where d.status = 'pending' and d.route = k.route and d.handler = k.handler and d.due_at <= now()
+) oldest
+cross join lateral (
+    select count(*) as n from (
+        select from gateway.deliveries d
+        where d.status = 'pending' and d.route = k.route and d.handler = k.handler
+          and d.due_at > now() and d.due_at < 'infinity'
+        limit $3
+    ) few
+) later
+cross join lateral (
+    select count(*) as n from (
+        select from gateway.deliveries d
+        where d.status = 'pending' and d.route = k.route and d.handler = k.handler and d.due_at = 'infinity'
+        limit $3
+    ) few
+) held
+cross join lateral (
+    select count(*) as n from (
+        select from gateway.deliveries d
+        where d.status = 'dead' and d.route = k.route and d.handler = k.handler
+        limit $3
+    ) few
+) dead;
+
+-- name: count_running
+-- What runs, up to so many (deliveries_leased).
+select route, handler, count(*) as n
+from (select route, handler from gateway.deliveries where status = 'running' limit $1) few
+group by route, handler;
+
+-- name: count_gaps
+-- Events that never came, up to so many: those that are open, and the newest that are not (gaps_open,
+-- gaps_closed).
+select route, status, count(*) as n
+from (
+    (select route, status from gateway.gaps where status in ('missing', 'asked') limit $1)
+    union all
+    (select route, status from gateway.gaps where closed_at is not null order by closed_at desc limit $1)
+) few
+group by route, status;
+
+-- name: measure_server
+-- Connections, the schema, and alerts that do not get through.
+select (select sum(numbackends)::integer from pg_stat_database) as connections,
+       current_setting('max_connections')::integer as max_connections,
+       (select max(version) from gateway.migrations) as schema_version,
+       (select count(*) from gateway.alert_messages where status <> 'sent' and error is not null) as unheard;

@@ -1,0 +1,179 @@
+"""The port of a worker: `/healthz`, `/readyz` and `/metrics`, answered by a thread of its own.
+
+A handler that blocks the event loop would block the answers too, and whoever asks could not tell a
+worker that is stuck from one that cannot be reached.
+"""
+
+import asyncio
+import errno
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import CommandFailed
+from gateway.receive import answers
+from gateway.receive.acceptor import Acceptor
+from gateway.receive.answers import Answer
+from gateway.receive.listening import listen
+from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
+
+MOST_CONNECTIONS: Final = 64
+"""Past it the one that has been still for longest is closed: a prober needs one or two."""
+
+KEEP_ALIVE_S: Final = 75
+MOST_REQUESTS: Final = 64
+MOST_BYTES: Final = 64 * 1024
+BIND_AGAIN_S: Final = 1.0
+STOP_S: Final = 2.0
+UNAVAILABLE: Final = 503
+MARKS: Final = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+SHOWN: Final = {
+    "content-type": CONTENT_TYPE_LATEST,
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+}
+
+log = structlog.get_logger("gateway.worker")
+
+
+class Probes:
+    """The application: asks the worker how it is."""
+
+    def __init__(
+        self,
+        *,
+        stuck: Callable[[], str | None],
+        not_ready: Callable[[], str | None],
+        metrics: Callable[[], Awaitable[bytes]],
+        guard: Callable[[Request], Answer | None],
+    ) -> None:
+        self._stuck = stuck
+        self._not_ready = not_ready
+        self._metrics = metrics
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply, answer = take_reply(scope), self._answer(scope)
+        if answer is not None:
+            answer.send(reply)
+            return
+        shown = Response(await self._metrics(), headers=SHOWN)
+        await shown(scope, receive, send)  # in ASGI's pieces: it may be more than is read at once
+
+    def _answer(self, scope: Scope) -> Answer | None:
+        """None for whoever may read the metrics."""
+        path = scope["raw_path"]
+        if path not in {b"/healthz", b"/readyz", b"/metrics"}:
+            return answers.HIDDEN
+        if scope["method"] not in {"GET", "HEAD"}:
+            return answers.READ_ONLY
+        if path == b"/healthz":
+            return _told("alive", "stuck", self._stuck())
+        if path == b"/readyz":
+            return _told("ready", "not ready", self._not_ready())
+        return self._guard(Request(scope))
+
+
+def _told(good: str, bad: str, reason: str | None) -> Answer:
+    if reason is None:
+        return Answer(200, b'{"status":"%b"}' % good.encode(), MARKS)
+    told = b'{"status":"%b","reason":"%b"}' % (bad.encode(), reason.encode())
+    return Answer(UNAVAILABLE, told, MARKS)
+
+
+class Port:
+    """Listens in a thread until it is stopped."""
+
+    def __init__(self, host: str, port: int, app: Callable[[], Probes]) -> None:
+        self._place = host, port
+        self._app = app
+        """Makes it in the thread whose loop it is for."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="probes", daemon=True)
+
+    def start(self) -> None:
+        """Raises CommandFailed where the address cannot be listened on. A port that is in use is
+        waited for: deliveries do not wait for a port, and who has it may be about to leave."""
+        listener = self._listen()
+        self._listener = listener
+        self._thread.start()
+        self._begun.wait(STOP_S)
+
+    def stop(self) -> None:
+        """Closes it."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(STOP_S)
+
+    def _listen(self) -> socket.socket | None:
+        try:
+            return listen(*self._place, setting="GATEWAY_HOST or GATEWAY_WORKER_PORT")
+        except CommandFailed as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+                raise
+            log.warning("worker_port_in_use", reason=str(error), again_in_s=BIND_AGAIN_S)
+            return None
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._begun.set()
+        listener = await self._bound()
+        if listener is None:
+            return
+        host, port = listener.getsockname()[:2]
+        log.info("worker_port", url=f"http://{host}:{port}")
+        state = State(
+            max_connections=MOST_CONNECTIONS, max_requests=MOST_REQUESTS, max_bytes=MOST_BYTES
+        )
+        config = uvicorn.Config(
+            self._app(),
+            http=BoundedHttpProtocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        config.load()
+        acceptor = Acceptor(
+            listener,
+            lambda: BoundedHttpProtocol(config=config, server_state=state, app_state={}),
+        )
+        acceptor.start()
+        await self._stop.wait()
+        acceptor.stop()
+        for connection in list(state.connections):
+            connection.transport.abort()
+
+    async def _bound(self) -> socket.socket | None:
+        """None where it was stopped before the port was free."""
+        assert self._stop is not None  # noqa: S101 (made just before)
+        listener = self._listener
+        while listener is None:
+            try:
+                async with asyncio.timeout(BIND_AGAIN_S):
+                    await self._stop.wait()
+                return None
+            except TimeoutError:
+                listener = self._listen_again()
+        return listener
+
+    def _listen_again(self) -> socket.socket | None:
+        try:
+            return listen(*self._place)
+        except CommandFailed:
+            return None
