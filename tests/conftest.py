@@ -1,10 +1,12 @@
 """Real engines for the whole suite, a fresh database for each test."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -16,6 +18,7 @@ from gateway.ledger.migrate import SchemaFile, migrate
 from gateway.testing.throwaway import fastest_place
 from tests.support.databases import EFFECTS, TEMPLATE, drop, on_database, run_sql
 from tests.support.ledger import Reader
+from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.processes import Project
 
 
@@ -55,13 +58,30 @@ def redis(engine_dir: Path) -> Iterator[Redis]:
     engine.stop()
 
 
+@pytest.fixture(scope="session")
+def pooler(engine_dir: Path, postgres: Postgres) -> Iterator[PgBouncer | None]:
+    """What stands before Postgres: nothing, or with POOLER in the environment (`make
+    test-pgbouncer`) a PgBouncer with fewer servers than most tests have clients."""
+    if not os.environ.get("POOLER"):
+        yield None
+        return
+    with pgbouncer(engine_dir / "pooler", postgres.url, default_pool_size="8") as bouncer:
+        yield bouncer
+
+
 @pytest.fixture
-async def database_url(postgres: Postgres) -> AsyncIterator[str]:
+async def direct_url(postgres: Postgres) -> AsyncIterator[str]:
     """A database of this test's own: migrated, with the tables of an imaginary user."""
     name = f"test_{uuid4().hex}"
     await run_sql(postgres.url, f'create database "{name}" template "{TEMPLATE}"')
     yield on_database(postgres.url, name)
     await drop(postgres.url, name)
+
+
+@pytest.fixture
+def database_url(direct_url: str, pooler: PgBouncer | None) -> str:
+    """That database, as the gateway is told of it."""
+    return direct_url if pooler is None else pooler.url(urlsplit(direct_url).path.lstrip("/"))
 
 
 @pytest.fixture
@@ -83,9 +103,9 @@ async def redis_url(redis: Redis) -> str:
 
 
 @pytest.fixture
-async def ledger(database_url: str) -> AsyncIterator[Reader]:
+async def ledger(direct_url: str) -> AsyncIterator[Reader]:
     """For looking into this test's database."""
-    connection = await asyncpg.connect(database_url)
+    connection = await asyncpg.connect(direct_url)
     yield Reader(connection)
     await connection.close()
 

@@ -39,6 +39,22 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_http.py::test_what_cannot_be_made_durable_in_time_is_503",
     ),
     Safeguard(
+        "a duplicate waits for the standby, too",
+        "gateway/ledger/sql/claims.sql",
+        "then pg_logical_emit_message(true, 'gateway', '') end as lsn",
+        "then '0/0'::pg_lsn end as lsn",
+        "tests/integration/test_claims.py::"
+        "test_a_duplicate_is_answered_when_a_standby_has_what_it_repeats",
+    ),
+    Safeguard(
+        "a server that is silent does not keep from the other one",
+        "gateway/ledger/hosts.py",
+        "    if len(urls) == 1:\n",
+        "    if urls:\n",
+        "tests/integration/test_hosts.py::"
+        "test_a_first_host_that_is_silent_does_not_keep_from_the_second",
+    ),
+    Safeguard(
         "claims go in the order of their keys",
         "gateway/ledger/sql/claims.sql",
         "    from input\n    order by route, event_id\n",
@@ -53,6 +69,13 @@ SAFEGUARDS: Final = (
         " then decode(coalesce(guard, digest), 'hex') end",
         "null::bytea",
         "tests/integration/test_claims.py::test_the_same_bytes_under_a_fresh_id_are_refused",
+    ),
+    Safeguard(
+        "an idempotency key is of the event, and the same in a restored ledger",
+        "gateway/run/context.py",
+        "        parts = (event.route, event.id, self._lease.handler, name)\n",
+        "        parts = (event.route, str(self._lease.delivery_id), self._lease.handler, name)\n",
+        "tests/e2e/test_backup.py::test_a_dump_under_load_is_a_ledger_that_goes_on",
     ),
     Safeguard(
         "the ledger is read, whatever the queue says",
@@ -124,11 +147,58 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a replay holds its event against a prune",
-        "gateway/ledger/sql/orders.sql",
-        "    for key share of e\n",
-        "",
+        "gateway/ledger/migrations/0017_partitions.sql",
+        "    for no key update;\n    if not found",
+        "    ;\n    if not found",
         "tests/integration/test_retention.py::"
         "test_a_replay_that_comes_first_saves_its_event_from_a_prune_that_waits",
+    ),
+    Safeguard(
+        "what is not finished keeps its payload when its day has come",
+        "gateway/ledger/partitions.py",
+        '    refiled = await _refile(connection, "find_wanted_payloads", "refile_payloads",'
+        " all_of_it=True)\n",
+        "    refiled = 0\n",
+        "tests/integration/test_partitions.py::"
+        "test_what_is_not_finished_keeps_its_payload_and_its_attempts",
+    ),
+    Safeguard(
+        "an order to run again keeps the payload on its last day",
+        "gateway/ledger/migrations/0017_partitions.sql",
+        "    if its_until <= (now() at time zone 'UTC')::date + 1 then\n",
+        "    if false then\n",
+        "tests/integration/test_partitions.py::"
+        "test_what_is_ordered_to_run_again_on_its_last_day_runs",
+    ),
+    Safeguard(
+        "a table that somebody reads is not waited for",
+        "gateway/ledger/partitions.py",
+        "    return bool(before & after)\n",
+        "    return False\n",
+        "tests/integration/test_partitions.py::"
+        "test_an_open_transaction_that_has_read_payloads_is_not_waited_for",
+    ),
+    Safeguard(
+        "a drop waits for nobody",
+        "gateway/ledger/migrations/0017_partitions.sql",
+        "set lock_timeout = '200ms'\nas $$\ndeclare\n    found_name",
+        "as $$\ndeclare\n    found_name",
+        "tests/integration/test_partitions.py::test_a_drop_waits_for_nobody",
+    ),
+    Safeguard(
+        "a day that has not come is not dropped",
+        "gateway/ledger/migrations/0017_partitions.sql",
+        "      and day <= (now() at time zone 'UTC')::date;\n",
+        "      ;\n",
+        "tests/integration/test_partitions.py::test_a_day_that_has_not_come_is_not_dropped",
+    ),
+    Safeguard(
+        "a claim finds a table on a day for which nobody made one",
+        "gateway/ledger/migrations/0017_partitions.sql",
+        "partition of gateway.payloads default with (toast_tuple_target = 8160);",
+        "(like gateway.payloads);",
+        "tests/integration/test_partitions.py::"
+        "test_a_claim_never_fails_for_want_of_a_table_and_is_put_in_order_later",
     ),
     Safeguard(
         "an order leaves alone what died after it began",
@@ -164,8 +234,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "what is delivered to a new handler holds its event against a prune",
         "gateway/ledger/sql/bulk.sql",
-        "        limit 1\n        for key share\n",
-        "        limit 1\n",
+        "    where gateway.hold_payload(i.route, i.event_id)\n",
+        "    where gateway.next_partition(i.route, current_date) is not null\n",
         "tests/integration/test_bulk.py::"
         "test_a_prune_that_comes_first_takes_its_event_from_a_delivery",
     ),
@@ -220,10 +290,94 @@ SAFEGUARDS: Final = (
     Safeguard(
         "one reconciliation of a route at a time",
         "gateway/ledger/sql/reconciliations.sql",
-        "select pg_try_advisory_lock(hashtextextended('reconcile ' || $1, 20261117));",
-        "select $1::text is not null;",
+        "select pg_try_advisory_xact_lock(hashtextextended('reconcile ' || $1, 20261117))",
+        "select $1::text is not null",
         "tests/integration/test_reconcile.py::"
         "test_one_run_at_a_time_and_a_dead_one_is_gone_on_with",
+    ),
+    Safeguard(
+        "a pooler is found out by the process id that it makes up",
+        "gateway/ledger/pooler.py",
+        'return await connection.execute(query, timeout=timeout_s) == "SELECT 1"',
+        'return await connection.execute(query, timeout=timeout_s) != ""',
+        "tests/integration/test_pgbouncer.py::"
+        "test_a_pooler_is_found_out_and_a_server_is_not_taken_for_one",
+    ),
+    Safeguard(
+        "a session of a pooler is told for a transaction only",
+        "gateway/ledger/pooler.py",
+        'f"set_config({_quote(n)}, {_quote(v)}, true)"',
+        'f"set_config({_quote(n)}, {_quote(v)}, false)"',
+        "tests/integration/test_pgbouncer.py::"
+        "test_every_statement_is_told_the_settings_and_leaves_none",
+    ),
+    Safeguard(
+        "statements are kept only where the pooler names them itself",
+        "gateway/ledger/pooler.py",
+        "    return not is_ours",
+        "    return True",
+        "tests/integration/test_pgbouncer.py::test_statements_are_kept_where_the_pooler_knows_them",
+    ),
+    Safeguard(
+        "the migration's lock, which holds through a pooler",
+        "gateway/ledger/migrate.py",
+        '"select pg_advisory_xact_lock($1)", LOCK, timeout=TURN_S',
+        '"select $1::bigint", LOCK, timeout=TURN_S',
+        "tests/integration/test_pgbouncer.py::"
+        "test_ten_that_migrate_at_once_apply_each_migration_once",
+    ),
+    Safeguard(
+        "what a schema file set is not left to the next client of a pooler",
+        "gateway/ledger/migrate.py",
+        "        await connection.execute(forget_query(connection))\n",
+        "",
+        "tests/integration/test_pgbouncer.py::"
+        "test_ten_that_migrate_at_once_apply_each_migration_once",
+    ),
+    Safeguard(
+        "a server that takes no writes is one that is away",
+        "gateway/ledger/connection.py",
+        "    *READ_ONLY,\n",
+        "",
+        "tests/integration/test_claims.py::"
+        "test_a_database_that_was_read_only_for_a_while_is_written_again",
+    ),
+    Safeguard(
+        "a handler whose server takes no writes any more burns no attempt",
+        "gateway/run/execution.py",
+        "            self._context.db.give_up()\n            return True\n",
+        "            return False\n",
+        "tests/integration/test_run.py::"
+        "test_a_server_that_takes_no_writes_any_more_burns_no_attempt",
+    ),
+    Safeguard(
+        "handlers share as few connections as they are told to",
+        "gateway/ledger/sessions.py",
+        "self._room = asyncio.Semaphore(most)",
+        "self._room = asyncio.Semaphore(MOST)",
+        "tests/integration/test_budget.py::"
+        "test_handlers_share_as_few_connections_as_they_are_told_to",
+    ),
+    Safeguard(
+        "a certificate of Redis is one of that very host",
+        "gateway/queue/connecting.py",
+        '{"ssl_check_hostname": place.options.get("ssl_cert_reqs") != "none"}',
+        '{"ssl_check_hostname": False}',
+        "tests/integration/test_tls.py::test_redis_without_the_right_proof_is_refused",
+    ),
+    Safeguard(
+        "the way to the Sentinels is encrypted, too",
+        "gateway/queue/connecting.py",
+        '"ssl": place.is_encrypted}',
+        '"ssl": False}',
+        "tests/integration/test_tls.py::test_redis_that_proves_who_it_is_is_talked_to",
+    ),
+    Safeguard(
+        "the commit of a lease says what it is",
+        "gateway/ledger/pooler.py",
+        'f"{_first_line(query)}commit"',
+        '"commit"',
+        "tests/integration/test_pgbouncer.py::test_a_commit_says_of_what_it_is",
     ),
     Safeguard(
         "the fsync of the spool's file",
@@ -633,10 +787,54 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "whoever guesses the admin token is slowed down",
-        "gateway/api/guard.py",
+        "gateway/receive/guard.py",
         "        self._strangers.refused(request.scope)\n",
         "",
         "tests/e2e/test_request_limits.py::test_whoever_guesses_the_admin_token_is_slowed_down",
+    ),
+    Safeguard(
+        "a worker whose event loop is stuck says so",
+        "gateway/run/vitals.py",
+        "        if self.pulse.silent_s > self._lease_s:",
+        "        if self.pulse.silent_s > self._lease_s * 1000:",
+        "tests/e2e/test_worker_port.py::"
+        "test_a_worker_whose_event_loop_is_blocked_is_told_from_one_that_is_busy",
+    ),
+    Safeguard(
+        "the metrics of a worker want a token, too",
+        "gateway/worker.py",
+        "                guard=metrics_guard(settings, guard),\n",
+        "                guard=lambda _: None,\n",
+        "tests/e2e/test_worker_port.py::"
+        "test_whoever_has_no_token_does_not_read_the_metrics_of_a_worker",
+    ),
+    Safeguard(
+        "however many scrape, the ledger is looked into every few seconds",
+        "gateway/metrics/asking.py",
+        "            if self._clock() - self._asked_at < ASK_EVERY_S:\n                return\n",
+        "",
+        "tests/unit/test_metrics.py::test_a_question_is_asked_once_however_many_want_to_know",
+    ),
+    Safeguard(
+        "what is counted for a scrape is bounded",
+        "gateway/ledger/sql/figures.sql",
+        "        limit $3\n    ) few\n) dead;",
+        "    ) few\n) dead;",
+        "tests/integration/test_metrics.py::test_no_more_is_counted_than_its_bound",
+    ),
+    Safeguard(
+        "a delivery that dies with its last worker is counted as dead",
+        "gateway/sweep/sweeper.py",
+        "Outcome.LOST, is_dead=is_dead)",
+        "Outcome.LOST)",
+        "tests/integration/test_metrics.py::test_a_lease_that_is_taken_back_is_a_near_miss",
+    ),
+    Safeguard(
+        "what is paused pages nobody",
+        "deploy/prometheus/alerts.yaml",
+        '          unless on (route) gateway_paused{handler=""}\n',
+        "",
+        "tests/unit/test_alert_rules.py::test_each_alert_fires_where_it_should_and_only_there",
     ),
     Safeguard(
         "serve has no right to change or settle a delivery",
@@ -796,8 +994,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a rekey leaves alone what was changed meanwhile",
         "gateway/ledger/sql/rekey.sql",
-        "event_id = i.event_id and key_id = $4 and body is not null\n",
-        "event_id = i.event_id\n",
+        "p.until = held.payload_until and p.key_id = $4\n",
+        "p.until = held.payload_until\n",
         "tests/integration/test_rekey.py"
         "::test_a_row_that_changes_while_it_is_sealed_anew_is_left_to_whoever_changed_it",
     ),
@@ -891,6 +1089,21 @@ SAFEGUARDS: Final = (
         "        budget.spend(len(form.body) * WRITTEN)\n",
         "",
         "tests/unit/test_causes.py::test_a_short_body_cannot_make_others_wait_for_its_forms",
+    ),
+    Safeguard(
+        "a pod that is told to stop may end before it is killed",
+        "deploy/kubernetes/base/serve.yaml",
+        "      terminationGracePeriodSeconds: 60\n",
+        "",
+        "tests/unit/test_kubernetes.py::test_processes_may_end_before_they_are_killed[spool]",
+    ),
+    Safeguard(
+        "no autoscaler leaves the disk of a spool behind",
+        "deploy/kubernetes/spool/kustomization.yaml",
+        "      - {op: replace, path: /spec/behavior/scaleDown, value: {selectPolicy: Disabled}}\n",
+        "",
+        "tests/unit/test_kubernetes_around.py::"
+        "test_no_disk_of_a_spool_is_left_behind_by_the_autoscaler",
     ),
     Safeguard(
         "no body in the spool can hold a record",
@@ -1023,6 +1236,212 @@ SAFEGUARDS: Final = (
         "date_trunc('hour', now() - $1::interval, 'UTC')",
         "date_trunc('hour', now() - $1::interval)",
         "tests/integration/test_history.py::test_what_is_counted_falls_into_the_hour_that_is_shown",
+    ),
+    Safeguard(
+        "a migration that waits for a lock lets claims pass",
+        "gateway/ledger/migrate.py",
+        "set local lock_timeout = '{LOCK_WAIT_S}s'",
+        "set local lock_timeout = 0",
+        "tests/integration/test_migrate.py::"
+        "test_a_migration_that_waits_for_a_lock_lets_claims_pass",
+    ),
+    Safeguard(
+        "a path that leads back is not taken for another one",
+        "gateway/receive/app.py",
+        '    return not STEPS.isdisjoint(unquote_to_bytes(path).split(b"/")[:-1])\n',
+        "    return False\n",
+        "tests/e2e/test_admin_api.py::test_a_path_that_a_front_takes_for_a_webhook_leads_nowhere",
+    ),
+    Safeguard(
+        "a front says for whom it forwards, and nobody else does",
+        "deploy/nginx/gateway.conf",
+        "X-Forwarded-For $remote_addr;",
+        "X-Forwarded-For $http_x_forwarded_for;",
+        "tests/deploy/test_fronts.py::test_a_stranger_cannot_say_that_it_is_somebody_else",
+    ),
+    Safeguard(
+        "systemd hears again and again that the event loop turns",
+        "gateway/notify.py",
+        "        asyncio.get_running_loop().call_later(self._within_s / BEATS, self._beat)\n",
+        "",
+        "tests/unit/test_notify.py::test_it_says_so_again_and_again_where_it_is_watched",
+    ),
+    Safeguard(
+        "nobody is killed before it could end what it has begun",
+        "deploy/systemd/gateway-serve.service",
+        "TimeoutStopSec=45s",
+        "TimeoutStopSec=30s",
+        "tests/deploy/test_stops.py::test_the_wait_is_longer_than_the_drain",
+    ),
+    Safeguard(
+        "containers cannot write what they run",
+        "deploy/compose.yaml",
+        "  stop_grace_period: 45s\n  read_only: true\n",
+        "  stop_grace_period: 45s\n",
+        "tests/deploy/test_compose.py::test_nothing_can_be_written_but_volumes_and_memory",
+    ),
+    Safeguard(
+        "the console takes orders from its own pages only",
+        "gateway/console/site.py",
+        "        if request.method not in READING and not is_own(request):\n",
+        "        if False:\n",
+        "tests/e2e/test_console_attacks.py::"
+        "test_what_does_not_come_from_a_page_of_ours_does_nothing",
+    ),
+    Safeguard(
+        "the console's orders say where they come from, without TLS too",
+        "gateway/console/site.py",
+        '"referrer-policy": "same-origin"',
+        '"referrer-policy": "no-referrer"',
+        "tests/e2e/test_console_attacks.py::test_one_logs_in_and_orders_under_a_name_without_tls",
+    ),
+    Safeguard(
+        "the console's reader orders nothing",
+        "gateway/console/site.py",
+        "            if not visit.visitor.may_order:\n",
+        "            if False:\n",
+        "tests/e2e/test_console_attacks.py::test_a_reader_gives_no_order_of_any_kind",
+    ),
+    Safeguard(
+        "the console shows what came from outside as text",
+        "gateway/console/rendering.py",
+        "        autoescape=True,\n",
+        "        autoescape=False,\n",
+        "tests/e2e/test_console_attacks.py::test_nothing_that_anybody_wrote_becomes_part_of_a_page",
+    ),
+    Safeguard(
+        "the console writes out what does not show",
+        "gateway/console/rendering.py",
+        "        finalize=_finalize,\n",
+        "",
+        "tests/e2e/test_console_attacks.py::test_nothing_that_anybody_wrote_becomes_part_of_a_page",
+    ),
+    Safeguard(
+        "the console's tree is escaped",
+        "gateway/console/tree.py",
+        """Markup('<bdi class="{}">{}</bdi>').format(kind, _cut(text))""",
+        """Markup(f'<bdi class="{kind}">{_cut(text)}</bdi>')""",
+        "tests/unit/test_console.py::test_a_tree_folds_and_shows_everything_as_text",
+    ),
+    Safeguard(
+        "the console asks for a session",
+        "gateway/console/site.py",
+        "        if visitor is None:\n            return _to_login(request)\n",
+        "        visitor = visitor or Visitor(name='', role='reader')\n",
+        "tests/e2e/test_console.py::test_a_stranger_gets_the_login_and_nothing_else",
+    ),
+    Safeguard(
+        "the console's sessions are signed",
+        "gateway/console/access.py",
+        '        if not hmac.compare_digest(self._sign("session", body), signature):\n'
+        "            return None\n",
+        "",
+        "tests/unit/test_console.py::test_one_byte_changed_is_no_session",
+    ),
+    Safeguard(
+        "the console's sessions end",
+        "gateway/console/access.py",
+        "        if until < self._clock() or role not in self._tokens:\n",
+        "        if role not in self._tokens:\n",
+        "tests/unit/test_console.py::test_a_session_ends_in_time_and_with_its_token",
+    ),
+    Safeguard(
+        "the console lets nobody in with a session that was logged out of",
+        "gateway/console/site.py",
+        "        return _to_login(request) if is_over else self._inside\n",
+        "        return self._inside\n",
+        "tests/e2e/test_console_attacks.py::"
+        "test_a_log_out_ends_the_session_in_every_process_and_for_every_copy",
+    ),
+    Safeguard(
+        "the console compares tokens in constant time",
+        "gateway/console/access.py",
+        "            if hmac.compare_digest(_hashed(given), _hashed(secret.reveal())):\n",
+        "            if given == secret.reveal():\n",
+        "tests/unit/test_console.py::test_tokens_are_compared_in_constant_time",
+    ),
+    Safeguard(
+        "the console slows down who guesses",
+        "gateway/console/entrance.py",
+        "            self._patience.failed(address)\n",
+        "            pass\n",
+        "tests/unit/test_console_entrance.py::"
+        "test_each_client_behind_a_trusted_proxy_has_a_count_of_its_own",
+    ),
+    Safeguard(
+        "the console slows down a client, and not all behind its proxy",
+        "gateway/console/entrance.py",
+        "        client = self._addresses.of(request.scope)\n",
+        "        client = self._addresses._peer(request.scope)\n",
+        "tests/unit/test_console_entrance.py::"
+        "test_each_client_behind_a_trusted_proxy_has_a_count_of_its_own",
+    ),
+    Safeguard(
+        "the console locks nobody out behind a proxy without a name",
+        "gateway/console/entrance.py",
+        " or self._addresses.is_masked(request.scope)",
+        "",
+        "tests/unit/test_console_entrance.py::"
+        "test_behind_a_proxy_that_nobody_has_named_no_one_is_locked_out",
+    ),
+    Safeguard(
+        "the console's known browsers do not wait for their neighbours",
+        "gateway/console/entrance.py",
+        "        if browser is not None:\n            return browser\n",
+        "",
+        "tests/unit/test_console_entrance.py::"
+        "test_a_browser_that_was_let_in_before_does_not_wait_for_its_neighbours",
+    ),
+    Safeguard(
+        "the console of an up is not for who comes through a tunnel",
+        "gateway/console/site.py",
+        "    if any(name in request.headers for name in FORWARDING):\n        return False\n",
+        "",
+        "tests/e2e/test_console_first_run.py::test_another_name_for_this_machine_opens_nothing",
+    ),
+    Safeguard(
+        "the console of an up is not for another name of this machine",
+        "gateway/console/site.py",
+        "    return name in LOOPBACK\n",
+        "    return True\n",
+        "tests/e2e/test_console_first_run.py::test_another_name_for_this_machine_opens_nothing",
+    ),
+    Safeguard(
+        "the console leads nowhere else",
+        "gateway/console/visit.py",
+        'path.startswith(f"{PREFIX}/") and path.isprintable()',
+        "path.isprintable()",
+        "tests/unit/test_console.py::test_no_link_leads_elsewhere",
+    ),
+    Safeguard(
+        "the console's cookies are for TLS alone where there is TLS",
+        "gateway/console/site.py",
+        'marks = b"; Secure" if self._is_secure or _is_encrypted(request) else b""',
+        'marks = b""',
+        "tests/e2e/test_console_attacks.py::"
+        "test_cookies_are_for_tls_alone_where_the_browser_uses_it",
+    ),
+    Safeguard(
+        "the console's orders are about what was counted",
+        "gateway/console/pages/dead.py",
+        '    chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}\n',
+        '    chosen = {name: query.get(name) for name in ("action", "as_of")}\n',
+        "tests/e2e/test_console_attacks.py::"
+        "test_an_order_is_about_what_was_counted_whatever_does_not_show",
+    ),
+    Safeguard(
+        "the console's trees are bounded",
+        "gateway/console/tree.py",
+        "    more = len(text) - LONGEST_TEXT\n",
+        "    more = 0\n",
+        "tests/unit/test_console.py::test_no_single_value_makes_a_tree_that_is_too_large",
+    ),
+    Safeguard(
+        "a pasted curl command names no file of who pastes it",
+        "gateway/console/curl.py",
+        "  --data-raw ",
+        "  --data-binary ",
+        "tests/unit/test_console.py::test_a_curl_command_carries_the_exact_bytes_to_any_shell",
     ),
 )
 

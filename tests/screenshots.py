@@ -36,7 +36,7 @@ async def book_invoice(event: Event, ctx: Context) -> None:
 """
 HISTORY: Final = """
 insert into gateway.{table} ({column}, route, handler, outcome, n, times)
-select t, r.route, r.handler, r.outcome,
+select t, {place}, r.outcome,
        greatest(0, (r.n * (1.3 + sin(extract(epoch from t) / {wave}) + random() / 3))::int),
        array_fill(0, array[30 + (random() * 6)::int]) || greatest(1, r.n)
 from generate_series(
@@ -114,14 +114,16 @@ async def _make_history(directory: Path) -> None:
     up = json.loads((directory / ".gateway" / "up.json").read_text())
     connection = await asyncpg.connect(up["database_url"])
     try:
-        for table, column, span, step, n, wave in (
-            ("tallies", "minute", "1 hour", "1 minute", 1, 700),
-            ("tally_hours", "hour", "7 days", "1 hour", 60, 14000),
+        together = "'', case when r.handler = '' then '' else '*' end"
+        for table, column, place, span, step, n, wave in (
+            ("tallies", "minute", "r.route, r.handler", "1 hour", "1 minute", 1, 700),
+            ("tally_hours", "hour", together, "7 days", "1 hour", 60, 14000),
         ):
             await connection.execute(
                 HISTORY.format(
                     table=table,
                     column=column,
+                    place=place,
                     span=span,
                     step=step,
                     n=n,

@@ -1,6 +1,7 @@
 """The Admin API of a real `serve`: against its own document, without its token, and from afar."""
 
 import asyncio
+import http.client
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -50,6 +51,15 @@ async def _die(project: Project) -> None:
 def ask(admin: Serving, method: str, path: str, **options: Any) -> httpx.Response:
     headers = options.pop("headers", BEARER)
     return httpx.request(method, f"{admin.url}/api/v1{path}", headers=headers, **options)
+
+
+@pytest.mark.parametrize("steps", ["../../../webhooks/x", "..%2f..%2f..%2fwebhooks%2fx", "%2e/x"])
+def test_a_path_that_a_front_takes_for_a_webhook_leads_nowhere(admin: Serving, steps: str) -> None:
+    """One that allows /webhooks/ alone resolves the steps, and sends on the path as it came."""
+    connection = http.client.HTTPConnection(admin.url.removeprefix("http://"))
+    connection.request("GET", f"/api/v1/events/{steps}")
+    assert connection.getresponse().status == 404  # 401 were the API itself
+    connection.close()
 
 
 def test_the_document_and_what_is_answered_agree_whatever_is_asked(

@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+import tomllib
+from pathlib import Path
 
 import pytest
 from typer.main import get_group
@@ -12,6 +14,7 @@ from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project, free_port, stripe_request
 from tests.support.waiting import until
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(get_group(app).commands)
 
 
@@ -38,6 +41,16 @@ def test_the_commands_are_those_of_the_design() -> None:
         " orders alerts doctor rekey reconcile providers rejected"
     )
     assert sorted(expected.split()) == COMMANDS
+
+
+def test_the_version_is_that_of_the_code_and_of_its_schema() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    *_, newest = sorted(ROOT.glob("gateway/ledger/migrations/*.sql"))
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith(
+        f"gateway {project['version']}, schema {int(newest.name[:4])}, Python "
+    )
 
 
 def test_an_unknown_command_is_exit_2(project: Project) -> None:

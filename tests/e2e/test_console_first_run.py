@@ -38,7 +38,10 @@ def test_the_first_page_leads_to_the_first_event(browser: Browser, console: Serv
     expect(page.get_by_role("heading", name="No event has come yet")).to_be_visible()
     expect(page.get_by_text(f"{console.url}/webhooks/stripe")).to_be_visible()
     check_accessible(page)
-    page.get_by_role("link", name="Routes").last.click()
+    page.get_by_role("button", name="to stripe").click()
+    expect(page.get_by_role("status")).to_contain_text("answered 200")
+    expect(page).to_have_url(re.compile(r"/console/event\?route=stripe&id=evt_"))
+    page.get_by_role("link", name="Routes").click()
     route = page.locator("#route-stripe")
     route.get_by_text("Send a signed test event").click()
     route.get_by_label("Type").fill("invoice.paid")
@@ -62,6 +65,9 @@ def test_another_name_for_this_machine_opens_nothing(console: Serving) -> None:
         answer = httpx.get(f"{console.url}/console/", headers={"host": host})
         assert answer.status_code in (400, 403), host
     assert httpx.get(f"{console.url}/console/").status_code == 200
+    for name in ("x-forwarded-for", "forwarded", "x-forwarded-host", "via", "cf-connecting-ip"):
+        answer = httpx.get(f"{console.url}/console/", headers={name: "localhost"})
+        assert answer.status_code == 403, name  # a tunnel that asks for us as localhost
     port = console.url.rpartition(":")[2]
     named = httpx.get(f"{console.url}/console/", headers={"host": f"localhost:{port}"})
     assert named.status_code == 200

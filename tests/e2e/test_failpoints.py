@@ -12,6 +12,7 @@ import pytest
 from gateway.failpoints import STEPS
 from tests.support.forked import Death
 from tests.support.ledger import Reader
+from tests.support.partitions import let_pass
 from tests.support.processes import Project, Running, Serving, free_port, stripe_request
 from tests.support.waiting import until
 
@@ -48,6 +49,9 @@ WORKING: Final = ["lease.taken", "handler.starting", "handler.returned", "settle
 FAILING: Final = ["settle.apart", "settle.settled"]
 SWEEPING: Final = ["sweep.alive", "sweep.renewed", "sweep.reaped"]
 PRUNING: Final = ["prune.held", "prune.forgotten", "prune.committed"]
+TENDING: Final = [
+    *("partition.step", "partition.refiled", "partition.detached", "partition.dropped"),
+]
 KEEPING: Final = ["spool.written", "spool.synced"]
 DRAINING: Final = ["spool.adopted", "spool.claimed", "spool.removed"]
 REPLAYING: Final = ["replay.marked"]
@@ -79,6 +83,7 @@ def test_every_step_is_tried() -> None:
         *FAILING,
         *SWEEPING,
         *PRUNING,
+        *TENDING,
         *KEEPING,
         *DRAINING,
         *REPLAYING,
@@ -185,9 +190,36 @@ async def test_a_worker_dies_while_it_prunes(step: str, project: Project, ledger
         await killed(doomed)
     with project.process("worker"):
         await until(lambda: _only_left(ledger, waiting))
-    assert await ledger.value("select body is not null from gateway.processed_events")
+    assert await ledger.value("select body is not null from gateway.events")
     assert await ledger.statuses() == {"pending": 1}
-    assert await ledger.value("select count(distinct delivery_id) from gateway.attempts") == 1
+    assert await ledger.value(
+        "select count(*) > 0 from gateway.attempts join gateway.deliveries d on d.id = delivery_id"
+    )
+
+
+NONE_DUE: Final = (
+    "select count(*) = 0 from gateway.partitions where day <= (now() at time zone 'UTC')::date"
+)
+
+
+@pytest.mark.parametrize("step", TENDING)
+async def test_a_worker_dies_while_it_drops_a_day(
+    step: str, project: Project, ledger: Reader
+) -> None:
+    with project.serve() as serving, project.process("worker"):
+        await serving.ready()
+        event_ids = await send_all([serving])
+        await assert_each_took_effect_once(ledger, event_ids)
+    dead = sorted(event_ids)[0]
+    await ledger.run("update gateway.deliveries set status = 'dead' where event_id = $1", dead)
+    await let_pass(ledger, 16)
+    with project.doomed(Death(step), "worker") as doomed:
+        await killed(doomed)
+    with project.process("worker"):
+        await until(lambda: ledger.value(NONE_DUE))
+    rows = await ledger.rows("select event_id from gateway.events where body is not null")
+    assert [row["event_id"] for row in rows] == [dead]
+    assert await ledger.value("select count(*) from gateway.processed_events") == len(event_ids)
 
 
 async def _only_left(ledger: Reader, event_id: str) -> bool:

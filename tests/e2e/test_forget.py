@@ -19,9 +19,11 @@ EVENTS: Final = 450
 """More than two steps of an erasure."""
 
 FILL: Final = """
-insert into gateway.processed_events (route, event_id, provider, type, account, received_at, digest, headers, body)
-select 'stripe', 'evt_' || n, 'stripe', 'invoice.paid', 'acct_grace', now(), sha256(n::text::bytea), '{}', 'Grace'
+insert into gateway.processed_events (route, event_id, provider, type, account, received_at, digest, payload_id, payload_until)
+select 'stripe', 'evt_' || n, 'stripe', 'invoice.paid', 'acct_grace', now(), sha256(n::text::bytea), n, current_date + 20
 from generate_series(1, 450) n;
+insert into gateway.payloads (id, until, route, event_id, headers, body)
+select payload_id, payload_until, route, event_id, '{}', 'Grace' from gateway.processed_events;
 insert into gateway.deliveries (route, event_id, handler, status, error, finished_at)
 select 'stripe', 'evt_' || n, 'handlers.effects.count', (array['pending', 'dead', 'done'])[1 + n % 3], 'Grace',
        case when n % 3 > 0 then now() end
@@ -32,7 +34,7 @@ select id, 1, now(), now(), 'retry', 'Grace' from gateway.deliveries;
 
 HALF: Final = """
 select e.event_id
-from gateway.processed_events e
+from gateway.events e
 join gateway.deliveries d using (route, event_id)
 join gateway.attempts a on a.delivery_id = d.id
 cross join lateral (
@@ -62,7 +64,7 @@ async def test_an_erasure_that_dies_leaves_every_event_whole_or_erased(
         await until(lambda: doomed.process.poll() is not None)
     assert doomed.process.poll() == -signal.SIGKILL, doomed.output
     assert await ledger.rows(HALF) == []
-    gone = "select count(*) from gateway.processed_events where body is null"
+    gone = "select count(*) from gateway.events where body is null"
     assert await ledger.value(gone) == erased
     again = project.run("erase", "--account", ACCOUNT, *WHY)
     assert again.returncode == 0, again.stderr
@@ -125,7 +127,7 @@ async def test_an_erasure_is_counted_first_and_ordered_in_words(
         0,
         "450 events; 150 deliveries that wait and 150 dead letters will be discarded.\n",
     )
-    assert await ledger.value("select count(body) from gateway.processed_events") == EVENTS
+    assert await ledger.value("select count(*) from gateway.payloads") == EVENTS
     await ledger.run(
         "update gateway.deliveries set status = 'running', lease_token = gen_random_uuid(),"
         " leased_at = now(), leased_until = now() + interval '1 h' where event_id = 'evt_3'"
@@ -162,7 +164,7 @@ async def test_erase_and_prune_from_afar(project: Project, ledger: Reader) -> No
         for more in (["--dry-run"], []):
             pruned = project.run("prune", *more, *remote, GATEWAY_ADMIN_TOKEN=TOKEN)
             assert pruned.returncode == 0, pruned.stderr
-            assert "150 events, 0 payloads, 0 dead letters, 0 audit rows." in pruned.stdout
+            assert "150 events, 0 payloads, 0 dead letters, 0 audit rows," in pruned.stdout
         erased = project.run(
             "erase", "--account", ACCOUNT, *WHY, *remote, GATEWAY_ADMIN_TOKEN=TOKEN
         )
@@ -170,4 +172,7 @@ async def test_erase_and_prune_from_afar(project: Project, ledger: Reader) -> No
     actors = await ledger.rows("select distinct actor from gateway.audit where action = 'erase'")
     assert [row["actor"].endswith(" (api)") for row in actors] == [True]
     local = project.run("prune")
-    assert local.stdout == "Forgotten: 0 events, 0 payloads, 0 dead letters, 0 audit rows.\n"
+    assert local.stdout == (
+        "Forgotten: 0 events, 0 payloads, 0 dead letters, 0 audit rows, 0 days of payloads or"
+        " attempts.\n"
+    )

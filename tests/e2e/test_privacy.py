@@ -252,7 +252,7 @@ async def test_a_rekey_that_dies_leaves_every_event_readable_and_goes_on(
     with project.doomed(Death(step, nth), "rekey") as doomed:
         await until(lambda: doomed.process.poll() is not None)
     assert doomed.process.poll() == -signal.SIGKILL, doomed.output
-    new = f"select count(*) from gateway.processed_events where key_id = '{make_vault(NEW).ring.first}'"  # noqa: E501, S608 (ours)
+    new = f"select count(*) from gateway.payloads where key_id = '{make_vault(NEW).ring.first}'"  # noqa: S608 (ours)
     assert await ledger.value(new) == sealed
     again = project.run("rekey", "--rate", "5000")
     assert again.returncode == 0, again.stderr
@@ -261,7 +261,7 @@ async def test_a_rekey_that_dies_leaves_every_event_readable_and_goes_on(
     assert "no longer used by anything: it can be taken away" in again.stdout
     assert await ledger.value(new) == EVENTS + 1
     both = make_vault(NEW)
-    rows = await ledger.rows("select event_id, body from gateway.processed_events")
+    rows = await ledger.rows("select event_id, body from gateway.payloads")
     for row in rows:
         identity = ("processed_events", "stripe", row["event_id"])
         assert row["event_id"].encode() in both.ring.open(row["body"], identity)

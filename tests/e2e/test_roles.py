@@ -244,4 +244,4 @@ async def _operate(project: Project, ledger: Reader, roles: Roles) -> None:
         done(project, command, "--json", **looking)
     refused = project.run("show", "evt_1", **looking)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.strip() == "error: permission denied for table processed_events"
+    assert refused.stderr.strip() == "error: permission denied for table payloads"

@@ -3,10 +3,8 @@
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from itertools import count
+from contextlib import ExitStack
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,84 +14,19 @@ from starlette.types import Receive, Scope, Send
 from gateway.receive.listening import Server, listen
 from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Running, Serving, free_port, stripe_request
+from tests.support.processes import Project, Serving, free_port, stripe_request
 from tests.support.proxy import haproxy
+from tests.support.rolling import Fleet, end, put_poolers_between, steady_load
 from tests.support.waiting import until
-
-SENDERS = 8
-PAUSE_S = 0.05
-LINGER = "3s"
-"""Six times what the proxy's check takes to notice."""
-
-
-@dataclass
-class Answers:
-    """What senders were told."""
-
-    accepted: set[str] = field(default_factory=set)
-    others: list[str] = field(default_factory=list)
-
-    async def grow(self) -> None:
-        """Lets some load pass."""
-        enough = len(self.accepted) + 50
-        await until(lambda: len(self.accepted) >= enough)
-
-
-@asynccontextmanager
-async def steady_load(url: str) -> AsyncIterator[Answers]:
-    """Senders on connections that they keep, without any retry."""
-    answers, numbers, stop = Answers(), count(), asyncio.Event()
-
-    async def send(client: httpx.AsyncClient) -> None:
-        while not stop.is_set():
-            event_id = f"evt_{next(numbers)}"
-            body, headers = stripe_request(event_id)
-            try:
-                answer = await client.post(f"{url}/webhooks/stripe", content=body, headers=headers)
-            except httpx.TransportError as error:
-                answers.others.append(repr(error))
-            else:
-                if answer.status_code == 200:
-                    answers.accepted.add(event_id)
-                else:
-                    answers.others.append(f"{answer.status_code} {answer.text}")
-            await asyncio.sleep(PAUSE_S)
-
-    async with httpx.AsyncClient(timeout=30) as client:
-        senders = [asyncio.create_task(send(client)) for _ in range(SENDERS)]
-        try:
-            yield answers
-        finally:
-            stop.set()
-            await asyncio.gather(*senders)
-
-
-class Fleet:
-    """Processes that are replaced one by one."""
-
-    def __init__(self, project: Project, stack: ExitStack) -> None:
-        self._project = project
-        self._stack = stack
-
-    def serve(self, port: int) -> Serving:
-        process = self._project.process("serve", GATEWAY_PORT=str(port), GATEWAY_LINGER=LINGER)
-        running = self._stack.enter_context(process)
-        return Serving(running, f"http://127.0.0.1:{port}")
-
-    def worker(self) -> Running:
-        return self._stack.enter_context(self._project.process("worker"))
-
-
-async def end(running: Running) -> None:
-    running.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(running.process.wait, 30) == 0, running.output
 
 
 async def test_every_process_is_replaced_under_load_and_nobody_notices(
-    project: Project, ledger: Reader
+    project: Project, ledger: Reader, engine_dir: Path
 ) -> None:
+    """Through PgBouncer and Sentinels: the short form of what `make cluster` does."""
     ports = [free_port(), free_port()]
     with ExitStack() as stack:
+        put_poolers_between(project, stack, engine_dir)
         fleet = Fleet(project, stack)
         serving, workers = [fleet.serve(p) for p in ports], [fleet.worker(), fleet.worker()]
         await asyncio.gather(*(each.ready() for each in serving))

@@ -120,6 +120,8 @@ def on_terminal(project: Project, *arguments: str) -> Iterator[tuple[subprocess.
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        # What a shell starts in the background ignores it, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(theirs)
     os.set_blocking(ours, False)

@@ -1,10 +1,7 @@
 """The code of the previous schema beside this one, on the new schema: as in a rolling upgrade."""
 
 import asyncio
-import io
-import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Final
 
@@ -13,36 +10,56 @@ import pytest
 from gateway.ledger.migrate import read_migrations
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Serving, free_port, stripe_request
+from tests.support.versions import NoHistory, find_older, unpack
 from tests.support.waiting import until
 
-REPOSITORY: Final = Path(__file__).parents[2]
+NEWEST: Final = read_migrations()[-1]
+MAY_SHARE: Final = NEWEST.oldest_code < NEWEST.version
+"""Whether the code of the schema before says that it can work with this one."""
 
-
-def git(*arguments: str) -> bytes:
-    command = ["git", "-C", str(REPOSITORY), *arguments]
-    return subprocess.run(command, check=True, capture_output=True).stdout
+GATEWAY: Final = [sys.executable, "-m", "gateway"]
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This repository as it was before its newest migration was added."""
-    newest = f"gateway/ledger/migrations/{read_migrations()[-1].name}.sql"
-    try:
-        added = git("log", "--diff-filter=A", "--format=%H", "--", newest).decode().split()
-        tree = git("archive", f"{added[-1]}^" if added else "HEAD", "gateway")
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs git and the history of this repository")
     directory = tmp_path_factory.mktemp("older")
-    with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
-        archive.extractall(directory, filter="data")
+    try:
+        unpack(find_older(), directory)
+    except NoHistory:
+        pytest.skip("needs git and the history of this repository")
+    newest = f"gateway/ledger/migrations/{read_migrations()[-1].name}.sql"
     assert not (directory / newest).exists()
     return directory
 
 
-async def test_old_and_new_processes_share_a_ledger(
+async def test_old_and_new_processes_share_a_ledger_or_the_old_ones_say_why_not(
     older: Path, project: Project, ledger: Reader
 ) -> None:
-    gateway, path = [sys.executable, "-m", "gateway"], {"PYTHONPATH": str(older)}
+    await (share if MAY_SHARE else refuse)({"PYTHONPATH": str(older)}, project, ledger)
+
+
+async def refuse(path: dict[str, str], project: Project, ledger: Reader) -> None:
+    for command in ("migrate", "status"):
+        with project.started([*GATEWAY, command], **path) as asking:
+            assert asking.process.wait(60) != 0
+            await asking.says("upgrade the gateway")
+    with (
+        project.started([*GATEWAY, "serve"], GATEWAY_PORT=str(free_port()), **path) as old_serve,
+        project.started([*GATEWAY, "worker"], **path) as old_worker,
+        project.serve() as new,
+    ):
+        await old_worker.says("upgrade the gateway")
+        await new.ready()
+        answers = await new.post_all([stripe_request(f"evt_{n}") for n in range(20)])
+        assert {answer.status_code for answer in answers} == {200}
+        assert await ledger.statuses() == {"pending": 20}
+        assert old_serve.process.wait(60) != 0
+        await old_serve.says("upgrade the gateway")
+
+
+async def share(path: dict[str, str], project: Project, ledger: Reader) -> None:
+    gateway = GATEWAY
     with project.started([*gateway, "migrate"], **path) as migrating:
         assert migrating.process.wait(60) == 0, "nothing to do, and no complaint"
     port = str(free_port())

@@ -28,7 +28,7 @@ class Storage:
         """Raises StorageUnavailable where Postgres refuses it."""
         await self._claimer.claim(claim)
         row = await self._connection.fetchrow(
-            "select type, body from gateway.processed_events where route = $1 and event_id = $2",
+            "select type, body from gateway.events where route = $1 and event_id = $2",
             *claim.key,
         )
         if row is None:

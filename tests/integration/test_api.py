@@ -233,10 +233,10 @@ async def test_an_erasure_is_counted_first_and_needs_a_reason(
         {"account": "acct_1", "reason": "of acct_1"},
     ):
         assert (await api.post("/erase", json=body)).status_code == 409
-    assert await ledger.value("select count(body) from gateway.processed_events") == 2
+    assert await ledger.value("select count(*) from gateway.payloads") == 2
     erased = await api.post("/erase", json={"event_id": "evt_1", "reason": "asked"})
     assert erased.json() == counted.json()
-    assert await ledger.value("select count(body) from gateway.processed_events") == 1
+    assert await ledger.value("select count(*) from gateway.payloads") == 1
     [shown] = (await api.get("/events/evt_1")).json()
     assert (shown["erased"]["actor"], shown["erased"]["reason"]) == ("api", "asked")
     gone = await api.post("/erase", json={"event_id": "evt_9", "reason": "asked"})
@@ -250,7 +250,7 @@ async def test_a_prune_is_ordered_in_pieces(api: httpx.AsyncClient, database_url
     for dry_run in (True, False):
         answer = await api.post("/prune", json={"dry_run": dry_run})
         assert answer.json() | {"looked_at": 0} == {
-            "keys": 1, "payloads": 0, "dead": 0, "audit": 0, "looked_at": 0,
+            "keys": 1, "payloads": 0, "dead": 0, "audit": 0, "days": 0, "looked_at": 0,
             "left_alone": ["gone"], "next": None,
         }  # fmt: skip
     nonsense = await api.post("/prune", json={"after": "bm9uc2Vuc2U="})

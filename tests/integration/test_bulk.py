@@ -277,10 +277,7 @@ async def test_what_has_lost_its_payload_is_skipped_and_counted(
 ) -> None:
     await add_events(ledger, 30)
     await add_dead(ledger, 30)
-    await ledger.run(
-        "update gateway.processed_events set body = null, headers = null"
-        " where event_id in ('evt_3', 'evt_7')"
-    )
+    await ledger.run("delete from gateway.payloads where event_id in ('evt_3', 'evt_7')")
     async with clerk(database_url) as ann:
         counted = await count_dead(ann.connection, Filter(), datetime.now(UTC), 10)
         assert (counted.total, counted.without_payload) == (30, 2)
@@ -344,9 +341,7 @@ async def test_events_that_came_before_a_handler_are_delivered_to_it(
     await add_events(ledger, 30, prefix="other_", type="c.d")
     await add_events(ledger, 20, prefix="github_", route="github")
     await add_dead(ledger, 10, "handlers.new")
-    await ledger.run(
-        "update gateway.processed_events set body = null where event_id in ('evt_11', 'evt_12')"
-    )
+    await ledger.run("delete from gateway.payloads where event_id in ('evt_11', 'evt_12')")
     ran: dict[str, list[int]] = defaultdict(list)
 
     async def handler(event: Event, _: Context) -> None:
@@ -417,9 +412,7 @@ async def test_a_prune_that_comes_first_takes_its_event_from_a_delivery(
             await pruner.connection.execute(
                 "select from gateway.processed_events where event_id = 'evt_2' for update"
             )
-            await pruner.connection.execute(
-                "update gateway.processed_events set body = null where event_id = 'evt_2'"
-            )
+            await pruner.connection.execute("delete from gateway.payloads where event_id = 'evt_2'")
             late = asyncio.create_task(ann.carry_out(order))
             await until(lambda: late.done() or blocked(ledger))
         order = await late

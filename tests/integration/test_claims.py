@@ -2,15 +2,21 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
 
+from gateway.embedded import Postgres
 from gateway.errors import StorageUnavailable
 from gateway.ledger import claims as claims_module
-from gateway.ledger.claims import FLUSHERS, Claimed, Verdict
+from gateway.ledger.claims import FLUSHERS, Claimed, Claimer, Verdict
 from gateway.model import ReplayPolicy
+from tests.support.databases import run_sql
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
+from tests.support.pgbouncer import needs_own_session
+from tests.support.waiting import until
 
 
 def verdicts(answers: list[Claimed]) -> Counter[str]:
@@ -62,7 +68,7 @@ async def test_a_duplicate_with_another_body_is_a_conflict(
     )
     assert (same.verdict, same.conflict) == (Verdict.DUPLICATE, False)
     assert (other.verdict, other.conflict) == (Verdict.DUPLICATE, True)
-    assert await ledger.value("select body from gateway.processed_events") == b"first"
+    assert await ledger.value("select body from gateway.payloads") == b"first"
 
 
 async def test_a_conflict_within_one_batch_is_seen(database_url: str) -> None:
@@ -264,10 +270,12 @@ async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(
     assert honest.verdict is Verdict.ACCEPTED
 
 
+@needs_own_session
 async def test_a_database_that_was_read_only_for_a_while_is_written_again(
     database_url: str, ledger: Reader
 ) -> None:
-    """Sessions that were opened meanwhile stay read-only: they must not be kept."""
+    """As after a failover to which the client has not followed yet: what waits is claimed when
+    there is a primary. Sessions that were opened meanwhile stay read-only: they are not kept."""
     cut = (
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where application_name = 'gateway claims' and datname = current_database()"
@@ -277,12 +285,13 @@ async def test_a_database_that_was_read_only_for_a_while_is_written_again(
         await claimer.claim(make_claim())
         await ledger.run(f'alter database "{name}" set default_transaction_read_only = on')
         await ledger.run(cut)
-        for _ in range(4):
-            with pytest.raises(StorageUnavailable, match="read-only"):
-                await claimer.claim(make_claim())
+        waiting = [asyncio.create_task(claimer.claim(make_claim())) for _ in range(9)]
+        await until(lambda: claimer.is_away)
+        assert not any(task.done() for task in waiting)
         await ledger.run(f'alter database "{name}" reset default_transaction_read_only')
-        answers = await asyncio.gather(*(claimer.claim(make_claim()) for _ in range(9)))
-    assert verdicts(list(answers)) == {"accepted": 9}
+        answers = await asyncio.gather(*waiting)
+    assert verdicts(answers) == {"accepted": 9}
+    assert not claimer.is_away
 
 
 async def test_a_stopped_claimer_refuses_instead_of_hanging(database_url: str) -> None:
@@ -290,3 +299,53 @@ async def test_a_stopped_claimer_refuses_instead_of_hanging(database_url: str) -
         pass
     with pytest.raises(StorageUnavailable):
         await claimer.claim(make_claim())
+
+
+async def test_a_duplicate_is_answered_when_a_standby_has_what_it_repeats(
+    database_url: str, postgres: Postgres, ledger: Reader
+) -> None:
+    """A commit that waits for its standby is given up, and stands on this side all the same. Who
+    then only finds it there has nothing to commit, and must wait as well."""
+    claimer = Claimer(database_url, on_accepted=lambda _: None, patience_s=0.3)
+    await claimer.start()
+    try:
+        async with lonely(postgres.url):
+            await _is_not_answered(claimer)
+            await until(lambda: ledger.value("select count(*) from gateway.processed_events"))
+            await _is_not_answered(claimer)
+        assert (await claimer.claim(make_claim("evt_1"))).verdict is Verdict.DUPLICATE
+    finally:
+        await claimer.stop()
+
+
+async def _is_not_answered(claimer: Claimer) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await claimer.claim(make_claim("evt_1"))
+
+
+@asynccontextmanager
+async def lonely(url: str) -> AsyncIterator[None]:
+    """Commits wait for a standby that is not there."""
+    await _set_standby(url, "nobody")
+    try:
+        yield
+    finally:
+        await _set_standby(url, "")
+
+
+async def _set_standby(url: str, name: str) -> None:
+    await run_sql(
+        url,
+        f"alter system set synchronous_standby_names = '{name}'",
+        "select pg_reload_conf()",
+    )
+
+    async def is_known() -> bool:
+        connection = await asyncpg.connect(url)
+        try:
+            return bool(await connection.fetchval("show synchronous_standby_names") == name)
+        finally:
+            await connection.close()
+
+    await until(is_known)

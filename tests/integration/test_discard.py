@@ -13,6 +13,7 @@ from gateway.ledger.deliveries import DONE, Settlement, discard, lease_due, repl
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.model import Outcome, Retention, Status
 from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.pgbouncer import needs_own_session
 from tests.support.waiting import until
 
 HANDLERS = [("stripe", "handlers.count")]
@@ -88,6 +89,7 @@ async def test_what_was_discarded_is_not_leased_until_it_is_replayed(
     assert lease.delivery_id == delivery_id
 
 
+@needs_own_session
 async def test_a_discard_that_waited_for_a_lease_is_refused(
     database_url: str, connection: Connection, ledger: Reader
 ) -> None:

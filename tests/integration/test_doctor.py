@@ -259,9 +259,12 @@ async def test_a_role_that_may_do_more_than_it_needs(
 
 async def tables(url: str) -> list[str]:
     connection = await asyncpg.connect(url)
-    rows = await connection.fetch("select tablename from pg_tables where schemaname = 'gateway'")
+    rows = await connection.fetch(
+        "select relname from pg_class where relnamespace = 'gateway'::regnamespace"
+        " and relkind in ('r', 'p', 'v')"
+    )
     await connection.close()
-    return [row["tablename"] for row in rows]
+    return [row["relname"] for row in rows]
 
 
 async def test_a_role_that_may_do_what_it_needs(

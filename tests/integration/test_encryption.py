@@ -81,7 +81,7 @@ async def test_a_handler_reads_what_the_ledger_does_not_show(
     await run(database_url, ledger, vault, handler, to={"done": 1})
     [event] = got
     assert (event.headers, event.body, event.payload["secret"]) == (HEADERS, BODY, MARK)
-    row = await ledger.row("select * from gateway.processed_events")
+    row = await ledger.row("select * from gateway.events")
     assert row["key_id"] == vault.ring.first
     assert (row["event_id"], row["type"]) == ("evt_1", "invoice.paid")
 
@@ -241,8 +241,8 @@ async def test_bodies_that_were_swapped_are_dead_letters_and_reach_no_handler(
     claims = [sealed_claim(vault, f"evt_{n}", body=b'{"n":%d}' % n) for n in range(2)]
     await claim_all(database_url, claims)
     await ledger.run(
-        "update gateway.processed_events e set body = o.body"
-        " from gateway.processed_events o where o.event_id <> e.event_id"
+        "update gateway.payloads p set body = o.body"
+        " from gateway.payloads o where o.event_id <> p.event_id"
     )
     await run(database_url, ledger, vault, handler, to={"dead": 2})
     assert ran == []
@@ -265,8 +265,8 @@ async def test_an_erasure_takes_what_is_sealed_too(database_url: str, ledger: Re
     gone = {"sealed": None, "key_id": None}
     assert await ledger.row("select sealed, key_id from gateway.attempts") == gone
     assert await ledger.row("select sealed, key_id from gateway.effects") == gone
-    emptied = {"body": None, "key_id": ""}
-    assert await ledger.row("select body, key_id from gateway.processed_events") == emptied
+    emptied = {"body": None, "key_id": None, "sealed": True}
+    assert await ledger.row("select body, key_id, sealed from gateway.events") == emptied
 
 
 async def test_a_reveal_is_on_record_and_a_look_shows_nothing(

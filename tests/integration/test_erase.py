@@ -311,7 +311,7 @@ async def test_what_runs_is_left_whole_and_named(
     [lease] = await lease_due(connection, 1, HANDLERS, HOUR)
     erased = await order(connection)
     assert (erased.events, erased.running) == (1, (("stripe", lease.event.id),))
-    kept = await ledger.row("select * from gateway.processed_events where body is not null")
+    kept = await ledger.row("select * from gateway.events where body is not null")
     assert (kept["event_id"], kept["account"]) == (lease.event.id, ACCOUNT)
     assert await ledger.rows("select from gateway.audit where event_id = $1", lease.event.id) == []
     await settle(connection, lease, DONE)
@@ -364,6 +364,29 @@ async def test_what_stays_in_anothers_hands_is_named_and_left(
     assert erased.events == 0
     assert (await order(connection)).events == 2
     await another.close()
+
+
+async def test_an_attempt_that_is_filed_under_another_day_meanwhile_is_erased_too(
+    connection: Connection, database_url: str, ledger: Reader
+) -> None:
+    async def fail(event: Event, ctx: Context) -> None:
+        raise Reject(f"no account of {NAME}")
+
+    await claim_all(database_url, [of(ACCOUNT, "evt_1")])
+    async with working(database_url, subscribe(fail)):
+        await until(lambda: ledger.value("select count(*) from gateway.attempts"))
+    mover = await asyncpg.connect(database_url)
+    async with mover.transaction():
+        await mover.execute("update gateway.attempts set until = until + 60")
+        erasing = asyncio.create_task(order(connection))
+        waits = (
+            "select count(*) from pg_stat_activity"
+            " where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        await until(lambda: ledger.value(waits))
+    await mover.close()
+    assert (await erasing).events == 1
+    assert await holding(ledger, NAME) == {}
 
 
 async def test_a_lease_passes_over_what_is_being_erased(
@@ -503,7 +526,7 @@ async def test_an_account_is_erased_piece_by_piece_and_only_on_the_route_that_wa
             break
     assert (counted.events, total.events, total.pending) == (10, 10, 10)
     assert pieces > 3
-    left = await ledger.rows("select route from gateway.processed_events where body is not null")
+    left = await ledger.rows("select route from gateway.payloads")
     assert [row["route"] for row in left] == ["github"]
 
 
@@ -513,7 +536,7 @@ async def test_the_reason_is_kept_and_must_not_name_the_account(
     await claim_all(database_url, [of(ACCOUNT, "evt_1")])
     with pytest.raises(CommandFailed, match="found the account in it"):
         await order(connection, reason=f"{ACCOUNT} asked for it")
-    assert await ledger.value("select count(body) from gateway.processed_events") == 1
+    assert await ledger.value("select count(*) from gateway.payloads") == 1
 
 
 async def test_who_is_meant_must_be_clear(database_url: str, connection: Connection) -> None:

@@ -101,7 +101,7 @@ async def test_retention_spares_a_job_that_waits_for_its_time(
         pruned = await pruner.step(connection)
     await pool.close()
     assert (pruned.looked_at, pruned.keys, pruned.payloads) == (1, 0, 0)
-    assert await ledger.value("select body is not null from gateway.processed_events")
+    assert await ledger.value("select body is not null from gateway.events")
 
 
 async def test_a_handler_and_http_share_the_key_of_a_job(database_url: str, ledger: Reader) -> None:

@@ -185,7 +185,7 @@ async def test_replay_of_a_running_delivery_is_refused(database_url: str, ledger
 async def test_replay_of_a_pruned_payload_is_refused(database_url: str, ledger: Reader) -> None:
     [answer] = await claim_all(database_url, [make_claim("evt_1")])
     await put(ledger, answer.delivery_ids[0], Status.DONE)
-    await ledger.run("update gateway.processed_events set body = null")
+    await ledger.run("delete from gateway.payloads")
     connection = await asyncpg.connect(database_url)
     with pytest.raises(TransitionRefused, match="payload was pruned"):
         await replay(connection, answer.delivery_ids[0], actor="ann", reason=None)

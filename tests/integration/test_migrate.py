@@ -1,12 +1,16 @@
 """Migrations: once, under a lock, forward only."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from gateway.errors import CommandFailed, SchemaMismatch
+from gateway.ledger.connection import Connection
+from gateway.ledger.deliveries import replay
 from gateway.ledger.migrate import (
     SchemaFile,
     check_version,
@@ -14,8 +18,15 @@ from gateway.ledger.migrate import (
     read_migrations,
     read_schema,
 )
+from gateway.ledger.retention import Pruner
+from gateway.model import Retention
+from tests.support.waiting import until
 
 NAMES = [migration.name for migration in read_migrations()]
+WAITING = """
+select exists (select from pg_locks where not granted
+               and database = (select oid from pg_database where datname = current_database()))
+"""
 
 
 async def migrate_at(url: str, *schema: SchemaFile) -> tuple[str, ...]:
@@ -145,4 +156,137 @@ async def test_the_second_migration_keeps_every_row_and_every_rule(
     await connection.execute("update gateway.deliveries set runs = 1, leased_at = now()")
     await connection.execute("select gateway.settle_done(2, $1)", token)
     assert await connection.fetchval("select status from gateway.deliveries where id = 2") == "done"
+    await connection.close()
+
+
+@pytest.fixture
+async def first_url(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A ledger at schema 1: the next migration locks `deliveries`, and then `attempts`."""
+    first = read_migrations()[:1]
+    with monkeypatch.context() as older:
+        older.setattr("gateway.ledger.migrate.read_migrations", lambda: first)
+        await migrate_at(empty_database_url)
+    return empty_database_url
+
+
+@pytest.fixture
+async def reading(first_url: str) -> AsyncIterator[Connection]:
+    """A session that holds what it has read, as `pg_dump` does until its end."""
+    connection = await asyncpg.connect(
+        first_url, server_settings={"application_name": "a long dump"}
+    )
+    async with connection.transaction():
+        await connection.execute("select from gateway.attempts")
+        yield connection
+    await connection.close()
+
+
+async def until_it_waits(looking: Connection) -> None:
+    async def waits() -> bool:
+        is_so: bool = await looking.fetchval(WAITING)
+        return is_so
+
+    await until(waits)
+
+
+async def test_a_migration_that_waits_for_a_lock_lets_claims_pass(
+    first_url: str, reading: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds `deliveries` by then, and would hold it for as long as the dump takes."""
+    monkeypatch.setattr("gateway.ledger.migrate.LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr("gateway.ledger.migrate.PAUSE_S", 0.1)
+    claiming = await asyncpg.connect(first_url)
+    migrating = asyncio.create_task(migrate_at(first_url))
+    for n in range(3):
+        await until_it_waits(claiming)
+        await claiming.execute(
+            "insert into gateway.deliveries (route, event_id, handler) values ('a', $1, 'b')",
+            str(n),
+            timeout=10,
+        )
+    assert not migrating.done()
+    await reading.execute("commit")
+    assert list(await migrating) == NAMES[1:]
+    assert await claiming.fetchval("select count(*) from gateway.deliveries") == 3
+    await claiming.close()
+    await reading.execute("begin")
+
+
+async def test_a_migration_that_gets_no_lock_says_who_is_in_the_way_and_changes_nothing(
+    first_url: str, reading: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.ledger.migrate.LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("gateway.ledger.migrate.PATIENCE_S", 0.0)
+    with pytest.raises(CommandFailed, match=r"0002_settle .*changed nothing: .*a long dump, for"):
+        await migrate_at(first_url)
+    assert await reading.fetchval("select max(version) from gateway.migrations") == 1
+    assert await reading.fetchval("select to_regtype('gateway.delivery_status')") is None
+
+
+async def test_nothing_to_do_waits_for_nobody(empty_database_url: str) -> None:
+    """A process that starts beside a dump finds the ledger as it should be, and touches nothing."""
+    await migrate_at(empty_database_url)
+    connection = await asyncpg.connect(empty_database_url)
+    async with connection.transaction():
+        await connection.execute("select from gateway.migrations")
+        assert await asyncio.wait_for(migrate_at(empty_database_url), 30) == ()
+    await connection.close()
+
+
+STATES = """
+insert into gateway.processed_events
+    (route, event_id, provider, type, received_at, digest, headers, body, key_id)
+select 'stripe', status, 'stripe', 'invoice.paid', now() - interval '3 days', status::bytea,
+       '{"a": "1"}',
+       convert_to('body of ' || status, 'UTF8'), case when status = 'discarded' then 'k1' end
+from unnest(array['pending', 'running', 'done', 'dead', 'discarded']) as status;
+insert into gateway.processed_events (route, event_id, provider, type, received_at, digest, key_id)
+values ('stripe', 'emptied', 'stripe', 'invoice.paid', now(), 'emptied', null),
+       ('stripe', 'emptied_sealed', 'stripe', 'invoice.paid', now(), 'emptied_sealed', '');
+insert into gateway.deliveries (route, event_id, handler, status, lease_token, runs, finished_at)
+select 'stripe', status, 'h', status, case when status = 'running' then gen_random_uuid() end, 1,
+       case when status in ('done', 'dead', 'discarded') then now() end
+from unnest(array['pending', 'running', 'done', 'dead', 'discarded']) as status;
+insert into gateway.attempts
+    (delivery_id, number, started_at, finished_at, outcome, error, sealed, key_id)
+select id, 1, now(), now(), 'retry', status, case when status = 'discarded' then 's'::bytea end,
+       case when status = 'discarded' then 'k1' end
+from gateway.deliveries;
+"""
+EVENTS = "select route, event_id, headers::text, body from {} order by event_id"
+ATTEMPTS = (
+    "select delivery_id, number, started_at, finished_at, outcome, error, sealed, key_id"
+    " from gateway.attempts order by 1, 2"
+)
+
+
+async def test_partitions_keep_every_payload_and_every_attempt(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every state, emptied and sealed; and they are forgotten by their age, as before."""
+    older = read_migrations()[:16]
+    with monkeypatch.context() as before:
+        before.setattr("gateway.ledger.migrate.read_migrations", lambda: older)
+        await migrate_at(empty_database_url)
+    connection = await asyncpg.connect(empty_database_url)
+    await connection.execute(STATES)
+    events = await connection.fetch(EVENTS.format("gateway.processed_events"))
+    attempts = await connection.fetch(ATTEMPTS)
+    assert list(await migrate_at(empty_database_url)) == NAMES[16:]
+    await connection.reload_schema_state()
+    assert await connection.fetch(EVENTS.format("gateway.events")) == events
+    assert await connection.fetch(ATTEMPTS) == attempts
+    sealed = await connection.fetch("select event_id, key_id from gateway.events where sealed")
+    assert {tuple(row) for row in sealed} == {("discarded", "k1"), ("emptied_sealed", None)}
+    assert await connection.fetchval("select count(*) from gateway.payloads") == 5
+    await replay(connection, 3, actor="ann", reason=None)
+    kept = Retention(**dict.fromkeys(("key", "payload", "dead"), timedelta(days=2)))
+    await connection.execute(
+        "update gateway.deliveries set finished_at = now() - interval '3 days'"
+        " where status = 'discarded'"
+    )
+    await Pruner({"stripe": kept}).step(connection)
+    left = await connection.fetch("select event_id from gateway.payloads order by 1")
+    assert [row["event_id"] for row in left] == ["dead", "done", "pending", "running"]
+    assert await connection.fetchval("select count(*) from gateway.attempts") == 4
     await connection.close()

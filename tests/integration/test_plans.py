@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
@@ -28,7 +29,6 @@ GROWN: Final = frozenset(
     {
         "processed_events",
         "deliveries",
-        "attempts",
         "audit",
         "effects",
         "once_keys",
@@ -48,14 +48,38 @@ select n, 'evt_' || reverse(lpad(n::text, 6, '0')) as event_id, 'handlers.h' || 
 from generate_series(1, {EVENTS}) as n;
 
 insert into gateway.processed_events
-    (route, event_id, provider, type, account, received_at, digest, body, replay, guard, key_id)
+    (route, event_id, provider, type, account, received_at, digest, replay, guard, sealed,
+     payload_id, payload_until)
 select route, event_id, 'stripe', case when n % 10000 = 7 then 'rare.type' else 'invoice.paid' end,
        case when n % 2 = 0 then 'acct_' || n % 50 end, at, sha256(event_id::bytea),
-       case when n > {EVENTS} / 2 then '\\x7b7d'::bytea end,
        case when route = 'github' then 'refuse' end,
-       case when route = 'github' then sha256(event_id::bytea) end,
-       case when route = 'rare' then '0123456789abcdef' end
+       case when route = 'github' then sha256(event_id::bytea) end, route = 'rare',
+       n, gateway.forget_on(at, '14 days')
 from past;
+set timezone = 'UTC';
+do $$
+declare
+    day date;
+begin
+    for n in -7 .. 45 loop
+        day := current_date + n;
+        if n between -2 and 24 then
+            execute format('create table if not exists gateway.payloads_%s partition of'
+                           ' gateway.payloads for values from (%L) to (%L)',
+                           to_char(day, 'YYYYMMDD'), day, day + 1);
+        end if;
+        if extract(isodow from day) = 1 then
+            execute format('create table if not exists gateway.attempts_%s partition of'
+                           ' gateway.attempts for values from (%L) to (%L)',
+                           to_char(day, 'YYYYMMDD'), day, day + 1);
+        end if;
+    end loop;
+end
+$$;
+insert into gateway.payloads (id, until, route, event_id, body, key_id)
+select n, gateway.forget_on(at, '14 days'), route, event_id, '\\x7b7d',
+       case when route = 'rare' then '0123456789abcdef' end
+from past where gateway.forget_on(at, '14 days') >= current_date - 2;
 
 insert into gateway.deliveries
     (id, route, event_id, handler, status, attempts, runs, due_at, created_at, lease_token,
@@ -70,8 +94,10 @@ select n, route, event_id, handler, status, 1, 1,
 from past;
 select setval(pg_get_serial_sequence('gateway.deliveries', 'id'), {EVENTS});
 
-insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, key_id)
-select n, 1, at, at, 'done', case when route = 'rare' then '0123456789abcdef' end
+insert into gateway.attempts
+    (delivery_id, number, started_at, finished_at, outcome, key_id, until)
+select n, 1, at, at, 'done', case when route = 'rare' then '0123456789abcdef' end,
+       gateway.forget_on(at, '35 days')
 from past where status not in ('pending', 'running');
 
 insert into gateway.effects (delivery_id, name, status, token, key_id)
@@ -104,7 +130,20 @@ from generate_series(0, 11519) as n,
 """  # noqa: S608 (our own numbers)
 """Forty days: nearly all done, a few thousand waiting, some dead, a hundred running."""
 
-VACUUM: Final = "vacuum analyze " + ", ".join(f"gateway.{table}" for table in sorted(GROWN))
+VACUUM: Final = "vacuum analyze"
+TODAY: Final = datetime.now(UTC).date()
+FULL: Final = {"payloads": (-2, 14), "attempts": (-7, 34)}
+"""Tables by the day that have rows, in days from today."""
+
+
+def grows(table: str) -> bool:
+    by_day = re.fullmatch(r"(payloads|attempts)_(\d{4})(\d{2})(\d{2})", table)
+    if by_day is None:
+        return table in GROWN
+    first, last = FULL[by_day[1]]
+    year, month, day = map(int, by_day.groups()[1:])
+    return first <= (date(year, month, day) - TODAY).days <= last
+
 
 DAY: Final = timedelta(days=1)
 NOW: Final = datetime.now(UTC)
@@ -123,7 +162,7 @@ TURNS: Final = (
     ["handlers.h1"] * BATCH,
     [f"key_{n}" for n in range(2, 2 + BATCH)],
 )
-JOB: Final = ("tasks", "job_1", "tasks", NOW, b"", b"{}", ["h1", "h2"], [None, "key_1"], None)
+JOB: Final = ("tasks", "job_1", "tasks", NOW, b"", b"{}", ["h1", "h2"], [None, "key_1"], None, None)
 KEY_ID: Final = "0123456789abcdef"
 START: Final = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 OLDEST: Final = '{"(0,1)","(0,2)","(1,1)","(1,2)"}'
@@ -139,6 +178,10 @@ IDS: Final = [event_id(n) for n in PAST]
 SEALED: Final = [n for n in range(100_000, 110_000) if n % 20 == 0][:BATCH]
 SEALED_IDS: Final = [event_id(n) for n in SEALED]
 """Of the route rare, which is."""
+
+
+UNTIL: Final = [TODAY + 14 * DAY + DAY * (7 - TODAY.weekday())] * BATCH
+UNFINISHED: Final = EVENTS - RUNNING_FROM + EVENTS // 200
 
 
 SUBJECT: Final = (
@@ -256,7 +299,10 @@ def orders() -> Iterator[Case]:
     }
     for by, filter in filters.items():
         asked = filter.of_dead
-        yield Case(query="group_dead", arguments=(*asked, NOW, 50, None), by=by, rows=EVENTS // 200)
+        most = (50, None, None)
+        yield Case(query="group_dead", arguments=(*asked, NOW, *most), by=by, rows=EVENTS // 200)
+        spans = (filter.since, filter.until, NOW, 100)
+        yield Case(query="has_dead_beyond", arguments=spans, by=by, rows=EVENTS // 200)
         place = (7, NOW - 20 * DAY, 0, NOW, STEP, None)
         yield Case(query="walk_dead", arguments=(*asked, *place), by=by, rows=EVENTS // 200)
     times = (NOW - 2 * DAY, None, NOW)
@@ -297,25 +343,38 @@ CASES: Final = [
     Case(query="renew", arguments=(RUNNING, TOKENS, DAY), rows=BATCH),
     Case(
         query="settle",
-        arguments=(RUNNING[0], TOKENS[0], "done", "done", 1, timedelta(), None, None, 10),
+        arguments=(
+            RUNNING[0],
+            TOKENS[0],
+            "done",
+            "done",
+            1,
+            timedelta(),
+            *(None,) * 2,
+            10,
+            *(None,) * 2,
+        ),
         by="done",
+        rows=2,
     ),
     Case(
         query="settle",
-        arguments=(RUNNING[0], TOKENS[0], "pending", "lost", 0, DAY, "gone", None, 10),
+        arguments=(RUNNING[0], TOKENS[0], "pending", "lost", 0, DAY, "gone", None, 10, None, None),
         by="lost",
+        rows=2,
     ),
     Case(
-        query="settle_sealed",
+        query="settle",
         arguments=(
             *(RUNNING[0], TOKENS[0], "dead", "dead", 1, DAY, "gone", None, 10),
             *(b"sealed", KEY_ID),
         ),
+        by="sealed",
         rows=2,
     ),
     Case(query="forget_in_vain", arguments=(RUNNING[0], 100)),
     Case(query="reap", arguments=(200, 10, timedelta()), rows=100),
-    Case(query="replay", arguments=(100_000, "ann", None)),
+    Case(query="replay", arguments=(100_000, "ann", None), rows=2),
     Case(query="discard", arguments=(PENDING[0], "ann", None)),
     Case(query="replay_dead", arguments=(DEAD, NOW, "ann", None, 7), rows=BATCH),
     Case(query="discard_dead", arguments=(DEAD, NOW, "ann", None, 7), rows=BATCH),
@@ -343,7 +402,19 @@ CASES: Final = [
         by="payloads",
         rows=STEP,
     ),
-    Case(query="prune_events", arguments=(OLDEST, *KEPT), rows=4),
+    Case(query="prune_events", arguments=(OLDEST, *KEPT, 75), rows=4),
+    Case(query="find_wanted_payloads", arguments=(BATCH,), rows=UNFINISHED),
+    Case(query="find_wanted_attempts", arguments=(BATCH,), rows=UNFINISHED),
+    Case(query="find_misfiled", arguments=(BATCH,), rows=100),
+    Case(query="find_misfiled_attempts", arguments=(BATCH,), rows=100),
+    Case(
+        query="refile_payloads",
+        arguments=(["stripe"] * BATCH, IDS, [TODAY + 12 * DAY] * BATCH),
+        rows=3 * BATCH,
+    ),
+    Case(query="refile_attempts", arguments=(PAST, UNTIL), rows=3 * BATCH),
+    Case(query="forget_misfiled_payloads", arguments=(BATCH, TODAY), rows=100),
+    Case(query="forget_misfiled_attempts", arguments=(BATCH, TODAY), rows=100),
     Case(query="pause", arguments=("stripe", "handlers.h1", "ann", "mail is down")),
     Case(query="resume", arguments=("stripe", "handlers.h1", "ann", None)),
     Case(query="until_begun", arguments=("stripe", "", timedelta(seconds=1)), rows=100),
@@ -421,6 +492,14 @@ CASES: Final = [
         arguments=(100_001, timedelta(hours=1)),
         rows=EVENTS - RUNNING_FROM,
     ),
+    Case(query="find_unsettled", arguments=(200,), rows=2 * 12),
+    Case(
+        query="count_unsettled",
+        arguments=(*HANDLERS, BATCH),
+        rows=3 * 4 * BATCH,
+    ),
+    Case(query="count_running", arguments=(BATCH,), rows=BATCH),
+    Case(query="count_gaps", arguments=(BATCH,), rows=2 * BATCH),
     Case(query="count_blocked", rows=EVENTS - RUNNING_FROM),
     Case(
         query="add_tallies",
@@ -447,7 +526,7 @@ CASES: Final = [
     Case(query="describe_dead", arguments=(*HANDLERS, BATCH), rows=3 * BATCH),
     Case(query="describe_backlog", arguments=(*HANDLERS, BATCH, NOW), rows=3 * BATCH),
     Case(query="count_keys", arguments=(100,), rows=300),
-    Case(query="find_events_under", arguments=(KEY_ID, "", "", None, BATCH, 10**6), rows=BATCH),
+    Case(query="find_events_under", arguments=(KEY_ID, 0, None, BATCH, 10**6), rows=BATCH),
     Case(query="find_attempts_under", arguments=(KEY_ID, 0, 0, None, BATCH), rows=BATCH),
     Case(query="find_effects_under", arguments=(KEY_ID, 0, "", None, BATCH), rows=BATCH),
     Case(
@@ -457,7 +536,7 @@ CASES: Final = [
     ),
     Case(
         query="reseal_attempts",
-        arguments=(SEALED, [1] * BATCH, [b"sealed"] * BATCH, KEY_ID, "new"),
+        arguments=(SEALED, [1] * BATCH, UNTIL, [b"sealed"] * BATCH, KEY_ID, "new"),
         rows=BATCH,
     ),
     Case(
@@ -469,11 +548,17 @@ CASES: Final = [
     Case(query="find_unsealed", arguments=(["rare"], DAY, BATCH), rows=BATCH),
     Case(query="read_past", arguments=("stripe", IDS), rows=BATCH),
     Case(query="read_past_deliveries", arguments=("stripe", IDS), rows=BATCH),
+    Case(query="read_past_attempts", arguments=(PAST,), rows=BATCH),
     Case(query="list_once_keys", arguments=(PENDING,), rows=BATCH),
     Case(
         query="seal_past_events",
-        arguments=("stripe", IDS, [b"sealed"] * BATCH, [b"digest"] * BATCH, [None] * BATCH, KEY_ID),
+        arguments=("stripe", IDS, [b"digest"] * BATCH, [None] * BATCH),
         rows=BATCH,
+    ),
+    Case(
+        query="seal_past_payloads",
+        arguments=(PAST[:4], [TODAY + 8 * DAY] * 4, [b"sealed"] * 4, KEY_ID),
+        rows=8,  # looked for under every day
     ),
     Case(
         query="seal_past_deliveries",
@@ -482,7 +567,7 @@ CASES: Final = [
     ),
     Case(
         query="seal_past_attempts",
-        arguments=(SEALED, [1] * BATCH, [""] * BATCH, [b"sealed"] * BATCH, KEY_ID),
+        arguments=(SEALED, [1] * BATCH, UNTIL, [""] * BATCH, [b"sealed"] * BATCH, KEY_ID),
         rows=BATCH,
     ),
     Case(
@@ -502,19 +587,22 @@ CASES: Final = [
 ]
 
 ASIDE: Final = {
+    "describe_partitions", "detach_partition", "drop_partition", "find_holders", "keep_retention",
+    "list_due_partitions", "make_partitions",
     "abandon_reconciliations", "add_secret_uses", "alive", "await_prune", "begin_order",
     "begin_reconciliation", "count_rejected_of", "describe_server", "end_reconciliation",
+    "end_session", "has_ended",
     "erase_rejected", "find_idle_transactions", "find_leasing", "find_order", "find_paused",
     "find_reconciliation", "find_rejected", "find_rejected_under", "reseal_rejected",
     "find_resumable", "forget_destinations",
     "forget_reconciliations", "forget_rejected", "forget_reload", "group_rejected",
-    "hold_order", "hold_rejected", "keep_alert", "keep_places", "keep_policies",
+    "hold_order", "hold_rejected", "is_encrypted", "keep_alert", "keep_places", "keep_policies",
     "keep_rejected", "keep_reload", "last_reconciliations", "last_scheduled", "leave",
-    "leave_reconciliation", "list_alerts", "list_bloated", "list_exhausted", "list_messages",
+    "list_alerts", "list_bloated", "list_exhausted", "list_messages",
     "list_orders", "list_pauses", "list_reconciliations", "list_rejected", "list_reloads",
     "list_secret_uses", "list_totals", "list_workers", "lock_rejected", "mark_order",
-    "mark_released", "next_rejected", "note_sent", "note_unsent", "put_message", "read_clock",
-    "read_durability", "read_limits", "read_privileges", "resume_order",
+    "mark_released", "measure_server", "next_rejected", "note_sent", "note_unsent", "put_message",
+    "read_clock", "read_durability", "read_limits", "read_privileges", "resume_order",
     "resume_reconciliation", "silence_alerts", "start_look", "start_prune",
     "start_reconciliation",
     "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
@@ -522,7 +610,7 @@ ASIDE: Final = {
 }  # fmt: skip
 """These touch no table that grows."""
 
-WHOLE: Final = {"scrub_words"}
+WHOLE: Final = {"scrub_words", "find_longer_kept"}
 """These are meant to read one from end to end."""
 
 
@@ -605,7 +693,7 @@ async def read_plan(session: Connection, sql: str, arguments: tuple[Any, ...]) -
 def scanned(plan: dict[str, Any]) -> list[str]:
     """Tables that grow and that this plan reads as a whole."""
     below = [table for part in plan.get("Plans", ()) for table in scanned(part)]
-    if plan["Node Type"] == "Seq Scan" and plan["Relation Name"] in GROWN:
+    if plan["Node Type"] == "Seq Scan" and grows(plan["Relation Name"]):
         return [plan["Relation Name"], *below]
     return below
 
@@ -620,7 +708,7 @@ async def count_reads(
     await session.fetch(sql, *arguments)
     after = await _reads(session)
     await transaction.rollback()
-    scans = {table: after[table].scans - before[table].scans for table in GROWN}
+    scans = {table: after[table].scans - before[table].scans for table in after if grows(table)}
     blocks = sum(after[name].blocks - before[name].blocks for name in after)
     return {table: n for table, n in scans.items() if n}, blocks
 

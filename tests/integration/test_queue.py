@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.queue.handoff import DELIVER, HandOff, connect_redis
+from gateway.queue.connecting import connect_redis
+from gateway.queue.handoff import DELIVER, HandOff
 from gateway.queue.worker import IDLE_S, listen_forever
 from tests.support.waiting import until
 

@@ -13,6 +13,7 @@ import pytest
 import respx
 
 from gateway.errors import CommandFailed, ConfigInvalid
+from gateway.ledger.connection import connect, open_pool
 from gateway.ledger.forgetting import forget_all
 from gateway.ledger.reconciliations import find_reconciliation, last_runs
 from gateway.ledger.refusals import Refusal, note_refusals
@@ -27,6 +28,7 @@ from gateway.routes import Route
 from gateway.routes.reconcile import GITHUB_API, STRIPE_API, Reconcile
 from gateway.secrets import SecretRef
 from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.pgbouncer import needs_own_session
 from tests.support.provider_apis import (
     HOOK,
     FakeGithub,
@@ -93,7 +95,7 @@ class Office:
         self.woken.extend(delivery_ids)
 
     async def begin(self, route: str, since: timedelta | None = HOUR, **more: Any) -> int:
-        connection = await asyncpg.connect(self.means.url)
+        connection = await connect(self.means.url, name="test")
         asked = None if since is None else datetime.now(UTC) - since
         try:
             return await begin(
@@ -108,7 +110,7 @@ class Office:
         return await carry_out(self.means, await self.begin(route, since, **more))
 
     async def resume(self, route: str) -> dict[str, Any]:
-        connection = await asyncpg.connect(self.means.url)
+        connection = await connect(self.means.url, name="test")
         try:
             return await carry_out(self.means, await resume(connection, self.means, route))
         finally:
@@ -528,7 +530,7 @@ async def test_a_dry_run_counts_and_changes_nothing(
     assert github.asked == []
     assert await ledger.value("select count(*) from gateway.processed_events") == 0
     assert await ledger.value("select count(*) from gateway.gaps") == 0
-    connection = await asyncpg.connect(database_url)
+    connection = await connect(database_url, name="test")
     assert await last_runs(connection) == []
     await connection.close()
 
@@ -576,7 +578,7 @@ async def test_a_guid_that_was_refused_as_replayed_counts_as_seen(
     github: FakeGithub, database_url: str, ledger: Reader
 ) -> None:
     github.sent = deliveries(2, before=NOW - 10 * MINUTE)
-    connection = await asyncpg.connect(database_url)
+    connection = await connect(database_url, name="test")
     await note_refusals(connection, [Refusal("github", "guid-00000", b"digest")])
 
     async def refuse(sent: Sent) -> int:
@@ -597,7 +599,7 @@ async def test_a_guid_that_was_refused_as_replayed_counts_as_seen(
 async def test_of_one_captured_body_only_so_many_refusals_are_kept(
     database_url: str, ledger: Reader
 ) -> None:
-    connection = await asyncpg.connect(database_url)
+    connection = await connect(database_url, name="test")
     for start in range(0, 300, 30):
         made_up = [Refusal("github", f"fake-{n}", b"captured") for n in range(start, start + 30)]
         await note_refusals(connection, [*made_up, *made_up])
@@ -783,6 +785,7 @@ async def test_nonsense_from_github_is_a_failed_run(
     assert "GitHub" in row["error"]
 
 
+@needs_own_session
 async def test_one_run_at_a_time_and_a_dead_one_is_gone_on_with(
     play: Any, database_url: str, ledger: Reader
 ) -> None:
@@ -861,7 +864,7 @@ async def test_a_schedule_begins_now_and_goes_on_where_the_last_good_run_ended(
     stripe.events = [stripe_event(1, NOW - 2 * HOUR), stripe_event(2, NOW - 5 * MINUTE)]
     route = stripe_route(reconcile=Reconcile(api_url=STRIPE_API, every=15 * MINUTE))
     hinted: list[int] = []
-    pool = await asyncpg.create_pool(database_url, min_size=1, max_size=2)
+    pool = await open_pool(database_url, name="test", size=2, command_timeout_s=30)
     schedules = [
         Schedule(
             pool,
@@ -912,7 +915,7 @@ async def test_until_a_scheduled_run_is_good_the_next_begins_where_the_first_did
 
     play(STRIPE_API, answer)
     route = stripe_route(reconcile=Reconcile(api_url=STRIPE_API, every=15 * MINUTE))
-    pool = await asyncpg.create_pool(database_url, min_size=1, max_size=2)
+    pool = await open_pool(database_url, name="test", size=2, command_timeout_s=30)
     schedule = Schedule(
         pool,
         vault=OPEN,
@@ -941,7 +944,7 @@ async def test_a_schedule_outlives_a_failing_provider_and_a_missing_key(
 
     play(STRIPE_API, fail)
     route = stripe_route(reconcile=Reconcile(api_url=STRIPE_API, every=15 * MINUTE))
-    pool = await asyncpg.create_pool(database_url, min_size=1, max_size=2)
+    pool = await open_pool(database_url, name="test", size=2, command_timeout_s=30)
     schedule = Schedule(
         pool,
         url=database_url,
@@ -1005,7 +1008,7 @@ async def test_what_was_closed_long_ago_is_forgotten(
         "insert into gateway.refusals (route, event_id, digest, refused_at)"
         " values ('github', 'g', 'd', now() - interval '36 d')"
     )
-    pool = await asyncpg.create_pool(database_url, min_size=1, max_size=1)
+    pool = await open_pool(database_url, name="test", size=1, command_timeout_s=30)
     schedule = Schedule(
         pool,
         url=database_url,
@@ -1031,7 +1034,7 @@ async def test_what_is_old_is_forgotten_until_none_is_left(
         " select 'github', 'guid_' || n, sha256('x'), now() - n * interval '1 day'"
         " from generate_series(1, 7) as n"
     )
-    connection = await asyncpg.connect(database_url)
+    connection = await connect(database_url, name="test")
     assert await forget_all(connection, "forget_refusals", timedelta(days=2.5), 2) == 5
     await connection.close()
     assert await ledger.value("select count(*) from gateway.refusals") == 2

@@ -180,7 +180,7 @@ async def test_at_store_neither_the_ledger_nor_the_spool_gets_the_field(
     [first, again] = await claim_all(database_url, [claim, claim])
     assert {first.verdict, again.verdict} == {"accepted", "duplicate"}
     assert {first.conflict, again.conflict} == {False}
-    [row] = await ledger.rows("select body, digest from gateway.processed_events")
+    [row] = await ledger.rows("select body, digest from gateway.events")
     assert row == {"body": CUT, "digest": hashlib.sha256(BODY).digest()}
     other = store({}, BODY.replace(b"a.person", b"b.person"), "who.email")
     [conflict] = await claim_all(database_url, [other])
@@ -191,7 +191,7 @@ async def test_at_store_a_body_without_fields_is_not_stored_at_all(
     database_url: str, ledger: Reader
 ) -> None:
     await claim_all(database_url, [store({}, b"<who>a.person</who>", "who.email")])
-    stored = await ledger.value("select body from gateway.processed_events")
+    stored = await ledger.value("select body from gateway.events")
     assert orjson.loads(stored) == "[redacted]"
 
 

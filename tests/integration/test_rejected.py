@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
@@ -25,7 +24,7 @@ from gateway.api.operations.rejected import (
 )
 from gateway.api.shapes import ReleasedRow
 from gateway.errors import CommandFailed, NotFound
-from gateway.ledger.connection import Connection
+from gateway.ledger.connection import Connection, connect
 from gateway.ledger.rejected import (
     Bounds,
     Rejected,
@@ -33,10 +32,10 @@ from gateway.ledger.rejected import (
     forget_rejected,
     keep_rejected,
 )
+from gateway.metrics.serve import Metrics
 from gateway.operate.erase import Subject, count_to_erase, erase
 from gateway.project import load_project
 from gateway.providers import PROVIDERS
-from gateway.receive.metrics import Metrics
 from gateway.receive.refused import Refused
 from gateway.receive.waiting import PER_ROUTE, PER_SENDER
 from gateway.server import make_recorder
@@ -71,7 +70,7 @@ def row(n: int = 0, **more: Any) -> Rejected:
 
 @pytest.fixture
 async def connection(database_url: str) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(database_url)
+    connection = await connect(database_url, name="test")
     yield connection
     await connection.close()
 
@@ -124,7 +123,7 @@ async def test_processes_that_write_at_once_keep_the_bound(
     database_url: str, ledger: Reader
 ) -> None:
     async def write(process: int) -> None:
-        own = await asyncpg.connect(database_url)
+        own = await connect(database_url, name="test")
         for n in range(5):
             rows = [row(n, sender=f"{process}-{k}") for k in range(20)]
             await keep_rejected(own, rows, Bounds(30, 10**9))
@@ -382,7 +381,7 @@ async def test_two_who_release_the_same_leave_one_event(
     office: Office, database_url: str, ledger: Reader, project: Project, settings: Settings
 ) -> None:
     await keep(office, database_url, *(signed(f"evt_{n}") for n in range(5)))
-    others = [await asyncpg.connect(database_url) for _ in range(3)]
+    others = [await connect(database_url, name="test") for _ in range(3)]
     offices = [
         Office(
             settings=settings, ledger=own, actor=f"racer {n}", wake=office.wake,

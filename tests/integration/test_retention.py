@@ -11,21 +11,27 @@ import asyncpg
 import pytest
 
 from gateway.ledger import retention as retention_module
-from gateway.ledger.connection import Connection, Pooled, open_pool
+from gateway.ledger.connection import Connection, Pool, Pooled, open_pool
 from gateway.ledger.deliveries import replay
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.ledger.tallies import Tallies
 from gateway.ledger.turns import StuckTurns
+from gateway.metrics.worker import WorkerMetrics
 from gateway.model import Retention
 from gateway.sweep.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.partitions import let_pass
 from tests.support.waiting import until
 from tests.support.workers import count, make_config, make_route, subscribe, working
 
 DAY = timedelta(days=1)
 KEPT = Retention(key=35 * DAY, payload=14 * DAY, dead=90 * DAY)
-ATTEMPT = "insert into gateway.attempts values ($1, 1, now(), now(), 'done', null)"
+ATTEMPT = (
+    "insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, until)"
+    " values ($1, 1, now(), now(), 'done', current_date + 1000)"
+)
+"""Filed under a day until which nobody wants to keep it."""
 
 
 @asynccontextmanager
@@ -86,7 +92,7 @@ async def test_a_payload_goes_before_its_key_and_a_late_retry_is_still_a_duplica
 ) -> None:
     await arrange(database_url, ledger, status="done", ended=15 * DAY)
     assert await prune(database_url) == Pruned(payloads=1, looked_at=1)
-    event = await ledger.row("select body, headers from gateway.processed_events")
+    event = await ledger.row("select body, headers from gateway.events")
     assert (event["body"], event["headers"]) == (None, None)
     [answer] = await claim_all(database_url, [make_claim("evt_1")])
     assert (answer.verdict, answer.conflict) == ("duplicate", False)
@@ -97,7 +103,7 @@ async def test_ages_count_from_the_end_of_the_last_delivery(
 ) -> None:
     await arrange(database_url, ledger, status="done", received=100 * DAY, ended=1 * DAY)
     assert await prune(database_url) == Pruned(looked_at=1)
-    event = await ledger.row("select body from gateway.processed_events")
+    event = await ledger.row("select body from gateway.events")
     assert event["body"] is not None
 
 
@@ -180,7 +186,7 @@ async def test_a_replay_that_comes_first_saves_its_event_from_a_prune_that_waits
     await transaction.commit()
     assert (await prune(database_url)).keys == 0
     assert await ledger.statuses() == {"pending": 1}
-    assert await ledger.value("select body from gateway.processed_events") is not None
+    assert await ledger.value("select body from gateway.events") is not None
     await replaying.close()
 
 
@@ -215,7 +221,7 @@ async def test_a_replay_that_was_committed_just_before_the_hold_is_seen_under_it
         )
         assert (row["walked"], row["held"]) == (1, '{"(0,1)"}')
         await ledger.run("update gateway.deliveries set status = 'pending', finished_at = null")
-        [row] = await connection.fetch(QUERIES["prune_events"], row["held"], *kept)
+        [row] = await connection.fetch(QUERIES["prune_events"], row["held"], *kept, 75)
         assert (row["keys"], row["payloads"]) == (0, 0)
 
 
@@ -228,9 +234,7 @@ async def test_each_route_forgets_at_its_own_age(database_url: str, ledger: Read
     async with connected(database_url) as connection:
         pruned = await pruner.step(connection)
     assert (pruned.keys, pruned.payloads, pruned.more) == (1 + 3, 1 + 1, False)
-    left = await ledger.rows(
-        "select route, type, body is not null as b from gateway.processed_events"
-    )
+    left = await ledger.rows("select route, type, body is not null as b from gateway.events")
     assert {(row["route"], row["type"], row["b"]) for row in left} == {
         ("stripe", "after_1", True),
         ("stripe", "after_3", True),
@@ -363,13 +367,30 @@ class Slow(Pruner):
 async def _nothing() -> None: ...
 
 
+def _sweeper(pool: Pool, pruner: Pruner, metrics: WorkerMetrics) -> Sweeper:
+    return Sweeper(
+        pool, pruner=pruner, retention={}, rejected=DAY, handlers=[], turns=StuckTurns(),
+        tallies=Tallies(), metrics=metrics, every=DAY, lease=DAY, renew=_nothing,
+        on_due=lambda: None,
+    )  # fmt: skip
+
+
+async def test_days_that_are_dropped_are_counted(database_url: str, ledger: Reader) -> None:
+    pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
+    metrics = WorkerMetrics()
+    await claim_all(database_url, [make_claim("evt_1")])
+    await let_pass(ledger, 15)
+    await _sweeper(pool, Pruner({}), metrics).tend()
+    dropped = metrics.registry.get_sample_value("gateway_pruned_total", {"what": "days"})
+    assert dropped is not None
+    assert dropped >= 1
+    await pool.close()
+
+
 async def test_a_prune_rests_as_long_as_it_works(database_url: str) -> None:
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
     pruner = Slow(steps=5, step_s=0.05)
-    sweeper = Sweeper(
-        pool, pruner=pruner, rejected=DAY, handlers=[], turns=StuckTurns(), tallies=Tallies(),
-        every=DAY, lease=DAY, renew=_nothing, on_due=lambda: None,
-    )  # fmt: skip
+    sweeper = _sweeper(pool, pruner, WorkerMetrics())
     began_at = time.monotonic()
     await sweeper.prune()
     assert pruner.steps == 0

@@ -342,6 +342,27 @@ async def test_deadlocks_and_serialization_failures_burn_no_attempt(
     assert await ledger.effects() == 1
 
 
+async def test_a_server_that_takes_no_writes_any_more_burns_no_attempt(
+    database_url: str, ledger: Reader
+) -> None:
+    """It is a standby by now, and its connections are not used again."""
+    sessions: list[int] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        sessions.append(await ctx.db.fetchval("select pg_backend_pid()"))
+        if len(sessions) == 1:
+            await ctx.db.execute("set transaction read only")
+        try:
+            await count(event, ctx)
+        except Exception as error:
+            raise ValueError("what the handler makes of it") from error
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert (delivery["attempts"], await ledger.outcomes()) == (1, ["lost", "done"])
+    assert len(set(sessions)) == 2
+    assert await ledger.effects() == 1
+
+
 async def test_ten_losses_in_a_row_make_a_delivery_dead(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -659,10 +680,14 @@ async def test_a_run_whose_lease_was_taken_over_leaves_no_trace(
 
 async def _take_back(ledger: Reader) -> None:
     """As another worker's sweep does once the lease has run out."""
-    reaped: list[dict[str, Any]] = []
-    while not reaped:  # its own worker may say that it lives, in between
-        await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
-        reaped = await ledger.rows(QUERIES["reap"], 1, 10, timedelta())
+    token = "select lease_token from gateway.deliveries"
+    ours = await ledger.value(token)
+    run_out = (
+        "update gateway.deliveries set leased_until = now() - interval '1 s' where lease_token = $1"
+    )
+    while await ledger.value(token) == ours:  # its own worker may say that it lives, in between
+        await ledger.run(run_out, ours)
+        await ledger.rows(QUERIES["reap"], 1, 10, timedelta())
 
 
 async def test_a_heartbeat_that_finds_the_lease_lost_cancels_the_handler(
@@ -1002,3 +1027,25 @@ async def test_commits_wait_for_the_disk_whatever_the_database_says(
         ("effects", "on"),
         ("processed_events", "on"),
     ]
+
+
+async def test_what_has_lost_its_payload_is_dead_and_not_run_with_nothing(
+    database_url: str, ledger: Reader
+) -> None:
+    """As it never should: nobody may take an empty body for the one that was received."""
+    seen: list[bytes] = []
+
+    async def take(event: Event, ctx: Context) -> None:
+        seen.append(event.body)
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    await ledger.run("delete from gateway.payloads")
+
+    async def is_ended() -> bool:
+        return bool((await ledger.delivery())["status"] in {"done", "dead"})
+
+    async with working(database_url, subscribe(take)):
+        await until(is_ended)
+    delivery = await ledger.delivery()
+    assert (delivery["status"], seen) == ("dead", [])
+    assert delivery["error"].startswith("PayloadGone: its payload is gone")

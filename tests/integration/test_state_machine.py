@@ -109,8 +109,8 @@ create trigger watch after update or delete on gateway.deliveries
 """Sees every committed change, also two of them in one step, and changes nothing."""
 
 EMPTY: Final = """
-truncate gateway.processed_events, gateway.deliveries, gateway.attempts, gateway.audit,
-         public.effects, orders, keys, moves restart identity
+truncate gateway.processed_events, gateway.payloads, gateway.deliveries, gateway.attempts,
+         gateway.audit, public.effects, orders, keys, moves restart identity
 """
 
 ARROWS: Final = [f"{was} {became}" for was, after in MOVES.items() for became in after]
@@ -137,7 +137,7 @@ where not exists (select from gateway.processed_events e
 union all
 select 'work without its payload: delivery ' || id
 from gateway.deliveries
-join gateway.processed_events using (route, event_id)
+join gateway.events using (route, event_id)
 where body is null
   and (status in ('pending', 'running', 'dead') or finished_at >= now() - $4::interval)
 union all
@@ -233,7 +233,7 @@ where ctid in (select d.ctid from gateway.deliveries d join aged using (route, e
 
 SEEN: Final = """
 select status, body is not null as has_body
-from gateway.deliveries join gateway.processed_events using (route, event_id)
+from gateway.deliveries join gateway.events using (route, event_id)
 where id = $1
 """
 

@@ -14,13 +14,13 @@ MISSING: Final = "there is no Chromium here: apt-get install chromium"
 
 
 @contextmanager
-def open_browser() -> Iterator[Browser]:
+def open_browser(*options: str) -> Iterator[Browser]:
     """Debian's own. Without one the tests are skipped, and say so; .ci/run installs it."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip(MISSING)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *options])
         yield browser
         browser.close()
 

@@ -5,10 +5,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
-
 from gateway.ledger.bulk import Action, NewOrder, Order, begin_order
-from gateway.ledger.connection import Connection
+from gateway.ledger.connection import Connection, connect
 from gateway.ledger.filter import Filter
 from gateway.ledger.sealed import OPEN
 from gateway.ledger.steps import Means
@@ -17,12 +15,21 @@ from gateway.registry import Registry, Subscription
 from tests.support.ledger import Reader
 
 EVENTS = """
-insert into gateway.processed_events
-    (route, event_id, provider, type, account, received_at, digest, headers, body)
-select $1, $2 || n, 'stripe', $3, 'acct_' || n % 3, now() - interval '2 h' + n * interval '1 ms',
-       sha256(convert_to($1 || $2 || n, 'utf8')), '{}',
-       convert_to('{"id": "' || $2 || n || '", "key": "key_' || n % 5 || '"}', 'utf8')
-from generate_series(1, $4::int) as n
+with added as (
+    insert into gateway.processed_events
+        (route, event_id, provider, type, account, received_at, digest, payload_id, payload_until)
+    select $1, $2 || n, 'stripe', $3, 'acct_' || n % 3,
+           now() - interval '2 h' + n * interval '1 ms',
+           sha256(convert_to($1 || $2 || n, 'utf8')), nextval('gateway.payload_ids'),
+           gateway.forget_on(now(), '14 days')
+    from generate_series(1, $4::int) as n
+    returning *
+)
+insert into gateway.payloads (id, until, route, event_id, headers, body)
+select payload_id, payload_until, route, event_id, '{}',
+       convert_to('{"id": "' || event_id || '", "key": "key_'
+                  || substr(event_id, length($2) + 1)::int % 5 || '"}', 'utf8')
+from added
 """
 DEAD = """
 insert into gateway.deliveries
@@ -114,7 +121,7 @@ class Clerk:
 @asynccontextmanager
 async def clerk(url: str, *subscriptions: Subscription) -> AsyncIterator[Clerk]:
     """Someone at the ledger."""
-    connection = await asyncpg.connect(url)
+    connection = await connect(url, name="test")
     try:
         yield Clerk(connection, subscriptions)
     finally:

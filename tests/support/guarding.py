@@ -1,9 +1,9 @@
 """What guards the Admin API of an application in a test."""
 
-from gateway.api.guard import TokenGuard
+from gateway.metrics.serve import Metrics
 from gateway.receive.address import Addresses
+from gateway.receive.guard import TokenGuard
 from gateway.receive.limits import Strangers
-from gateway.receive.metrics import Metrics
 from gateway.settings import Settings
 
 

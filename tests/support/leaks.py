@@ -79,7 +79,7 @@ async def dump_postgres(url: str) -> bytes:
             for table in [*(t["name"] for t in tables), "pg_stat_activity", "pg_settings"]
             for row in await connection.fetch(f"select t::text as text from {table} t")  # noqa: S608
         ]
-        bodies = await connection.fetch("select body from gateway.processed_events")
+        bodies = await connection.fetch("select body from gateway.payloads")
     finally:
         await connection.close()
     return b"\n".join([*(row.encode() for row in rows), *(b["body"] or b"" for b in bodies)])

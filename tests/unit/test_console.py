@@ -1,5 +1,7 @@
 """The console's parts by themselves: sessions, values, trees, charts."""
 
+import hmac
+import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,6 +12,7 @@ from starlette.requests import Request
 
 from gateway.console.access import FREE_TRIES, LONGEST_WAIT_S, SESSION_S, Access, Patience, Role
 from gateway.console.charts import Chart, Series, fill
+from gateway.console.curl import as_curl
 from gateway.console.rendering import (
     TEMPLATES,
     age,
@@ -21,7 +24,7 @@ from gateway.console.rendering import (
     size,
 )
 from gateway.console.site import is_own
-from gateway.console.tree import DEEPEST, MOST_NODES, draw_tree
+from gateway.console.tree import DEEPEST, LONGEST_TEXT, MOST_NODES, draw_tree
 from gateway.console.visit import safe_place
 from gateway.secrets import Secret
 
@@ -58,6 +61,22 @@ def test_a_token_gives_a_session_of_its_role() -> None:
 )
 def test_any_other_token_gives_none(token: str) -> None:
     assert access().enter(token, "") is None
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them each time, as values of one length."""
+    compared: list[tuple[int, int]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((len(a), len(b)))
+        return hmac_compare(a, b)
+
+    hmac_compare = hmac.compare_digest
+    monkeypatch.setattr("gateway.console.access.hmac.compare_digest", compare)
+    for token in ("", "the token", ADMIN.reveal().decode(), "x" * 9000):
+        compared.clear()
+        access().enter(token, "")
+        assert compared == [(32, 32), (32, 32)]
 
 
 def test_a_session_ends_in_time_and_with_its_token() -> None:
@@ -252,3 +271,39 @@ def test_no_bar_leaves_its_chart(values: list[int]) -> None:
     for bar in str(chart.svg).split("<rect ")[1:]:
         y = float(bar.split('y="')[1].split('"')[0])
         assert 0 <= y <= 104
+
+
+def test_no_single_value_makes_a_tree_that_is_too_large() -> None:
+    drawn = draw_tree({"a": "\u202e" * 25_000_000, "b" * 1_000_000: 1})
+    assert drawn is not None
+    assert len(drawn) < 10 * LONGEST_TEXT
+    assert "and 24,996,00" in drawn
+    assert draw_tree([["x" * LONGEST_TEXT] for _ in range(200)]) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"a": "it\'s"}',
+        "@/etc/passwd",
+        '{"a": "\U0001f468\u200d\U0001f469"}\r\n\ttail\n',
+        "\\n \\' $HOME $(id) `id` !! \u202e\u2066 %s \x1b[31m",
+        "-",
+        "",
+    ],
+)
+def test_a_curl_command_carries_the_exact_bytes_to_any_shell(body: str) -> None:
+    headers = {"x-signature": "a'b\u200b", "x-empty": "", "content-length": "3", "host": "here"}
+    command = as_curl("http://127.0.0.1:8000/webhooks/it's", headers, body)
+    assert command is not None
+    assert plain(command) == command
+    shown = f'curl() {{ printf "%s\\0" "$@"; }}\n{command}'
+    ran = subprocess.run(["bash", "-c", shown], capture_output=True, check=True)
+    assert ran.stdout.decode().split("\0")[:-1] == [
+        "http://127.0.0.1:8000/webhooks/it's",
+        *("-H", "x-signature: a'b\u200b", "-H", "x-empty;", "--data-raw", body),
+    ]
+
+
+def test_a_nul_is_carried_by_no_command() -> None:
+    assert as_curl("http://here", {}, "a\x00b") is None

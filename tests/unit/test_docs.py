@@ -1,23 +1,31 @@
 """The documentation says what is there: no less, and nothing else."""
 
 import ast
-import json
 import re
 import shlex
 from collections.abc import Iterator
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import typer
+from prometheus_client import CollectorRegistry
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import gateway
 from gateway.api.operations import OPERATIONS
 from gateway.cli import app
-from gateway.receive.metrics import Metrics
-from gateway.routes import json_schema, load_config
+from gateway.cli.version import DISTRIBUTION
+from gateway.ledger.budget import SERVE_CONNECTIONS, worker_connections
+from gateway.ledger.migrate import read_migrations
+from gateway.metrics.serve import Metrics
+from gateway.metrics.worker import WorkerMetrics
+from gateway.model import MOVES
+from gateway.routes import load_config
 from gateway.settings import VARIABLES, Settings
+from tests import reference
 
 PROJECT: Final = Path(__file__).parents[2]
 DOCS: Final = PROJECT / "docs"
@@ -97,44 +105,59 @@ def test_no_page_names_a_setting_that_does_not_exist(page: Path) -> None:
     assert named <= VARIABLES.keys()
 
 
-def _keys(schema: dict[str, Any], node: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Every key of the file with its default, as the JSON Schema has them."""
-    if "$ref" in node:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]] | node
-    for branch in reversed(node.get("anyOf", ())):  # a route, or a queue, which has less
-        yield from _keys(schema, branch, path)
-    for key, child in node.get("properties", {}).items():
-        at = f"{path}.{key}" if path else key
-        yield at, child.get("default", "required" if key in node.get("required", ()) else None)
-        yield from _keys(schema, child, at)
-    for child in node.get("patternProperties", {}).values():
-        yield from _keys(schema, child, f"{path}.<name>")
-    if "items" in node:
-        yield from _keys(schema, node["items"], f"{path}[]")
+def test_the_tables_of_the_routes_are_as_the_schema_has_them() -> None:
+    text = _text("routes.md")
+    assert reference.rewrite(text) == text, "run `make docs`"
 
 
-def test_every_key_of_the_routes_is_documented_with_its_default() -> None:
+def test_every_key_of_the_routes_is_documented() -> None:
     documented = _documented(_text("routes.md"), r"[a-z_.<>\[\]]+")
-    schema = json_schema()
-    keys = dict(_keys(schema, schema, ""))
-    assert documented.keys() == keys.keys()
-    for key, default in keys.items():
-        shown = documented[key][1].strip("`")
-        assert shown, key
-        if default is not None:
-            assert shown == (json.dumps(default) if isinstance(default, bool) else str(default)), (
-                key
-            )
+    assert documented.keys() == reference.routes_keys().keys()
+    assert all(len(row) == 4 and all(row) for row in documented.values())
 
 
 def test_keys_are_found_at_every_level_of_the_schema() -> None:
-    schema = json_schema()
-    assert {
-        "schema",
-        "defaults.retry.cap",
-        "routes.<name>.retention.dead",
-        "routes.<name>.forward[].retry.cap",
-    } <= dict(_keys(schema, schema, "")).keys()
+    keys = reference.routes_keys()
+    assert keys["schema"].takes == "list of texts"
+    assert keys["defaults.retry.cap"] == ("duration", "`6h`", "The longest wait; at least base.")
+    assert keys["routes.<name>.retention.dead"].default == "`90d`"
+    assert keys["routes.<name>.secrets"].takes == "list of references or mappings"
+    assert keys["routes.<name>.forward[].retry.attempts"].takes == "1 to 20"
+    assert keys["routes.<name>.scheme.signature.encoding"].takes == "`hex`, `base64` or `base64url`"
+
+
+def test_a_key_that_the_page_does_not_have_comes_with_the_words_of_the_schema() -> None:
+    text = _text("routes.md")
+    [row] = re.findall(r"^\| `alerts\.repeat` .*\n", text, flags=re.MULTILINE)
+    without = text.replace(row, "| `alerts.repeated` | duration | `1h` | No such key. |\n")
+    written = _documented(reference.rewrite(without), r"alerts\.[a-z_.]+")
+    assert "alerts.repeated" not in written
+    assert written["alerts.repeat"][1:] == list(reference.routes_keys()["alerts.repeat"])
+
+
+def test_the_concepts_have_every_move_of_a_delivery_and_no_other() -> None:
+    """But pending to pending, by which a replay of what waits means now."""
+    moves: dict[str, set[str]] = {}
+    for row in _rows(_sections(_text("concepts.md"))["States of a delivery"]):
+        for before in re.findall(r"`([a-z]+)`", row[0]):
+            moves.setdefault(before, set()).update(re.findall(r"`([a-z]+)`", row[1]))
+    assert moves == {
+        str(before): {str(after) for after in allowed if after != before}
+        for before, allowed in MOVES.items()
+    }
+
+
+def test_the_pages_tell_the_schema_and_the_connections_of_this_code() -> None:
+    told = re.findall(r"gateway (\S+), schema (\d+)", _text("releases.md"))
+    assert told == [(version(DISTRIBUTION), str(read_migrations()[-1].version))]
+    of_worker, of_serve = worker_connections(Settings()), SERVE_CONNECTIONS
+    assert f"{of_worker} x workers + {of_serve} x serves" in _text("production.md")
+    assert f"at most {of_serve} per `serve`, and {of_worker} per `worker`" in _text(
+        "performance.md"
+    )
+    beside = of_worker - Settings().concurrency
+    assert f"{of_serve} for each `serve`, `GATEWAY_CONCURRENCY` + {beside}" in _text("scale.md")
+    assert f"{of_worker} per worker and {of_serve} per `serve`" in _text("operate.md")
 
 
 def _commands() -> dict[str, TyperCommand]:
@@ -206,10 +229,18 @@ def test_the_help_of_a_command_flows(name: str) -> None:
     assert "\n" not in told.replace("\n\n", "")
 
 
+def _registries() -> Iterator[CollectorRegistry]:
+    """Those of both processes, with all that they watch."""
+    serve, worker = Metrics(), WorkerMetrics()
+    serve.watch_ledger("postgresql://nowhere", lately=timedelta(seconds=30))
+    yield from (serve.registry, worker.registry)
+
+
 def _metrics() -> set[str]:
     return {
         f"{metric.name}_total" if metric.type == "counter" else metric.name
-        for metric in Metrics().registry.collect()
+        for registry in _registries()
+        for metric in registry.collect()
     }
 
 
@@ -226,7 +257,7 @@ def test_every_operation_of_the_api_is_documented() -> None:
 
 def test_every_metric_is_documented() -> None:
     text = _text("metrics.md")
-    assert _documented(text, r"gateway_[a-z_]+").keys() == _metrics()
+    assert _documented(text, r"(?:gateway|process)_[a-z_]+").keys() == _metrics()
 
 
 def test_no_query_uses_a_metric_that_does_not_exist() -> None:
@@ -280,13 +311,3 @@ def test_routes_in_the_docs_are_valid(block: str, tmp_path: Path) -> None:
     file = tmp_path / "routes.yaml"
     file.write_text(block, encoding="utf-8")
     assert load_config(file).routes
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_relative_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", target) or target.startswith("#"):
-            continue
-        file = page.parent / target.partition("#")[0]
-        assert file.exists(), f"{page.name} links to {target}"

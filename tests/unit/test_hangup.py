@@ -28,8 +28,9 @@ while True:
         print("heard", flush=True)
 """
 TAKES_TERMINAL = """
-import fcntl, termios
+import fcntl, signal, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite itself may run under nohup
 """
 IS_DETACHED = """
 import signal

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import NotFromHere, TooMany
@@ -167,6 +167,7 @@ def test_memory_is_bounded_and_what_is_forgotten_is_looked_at() -> None:
     assert len(table._known) == MOST_ADDRESSES
 
 
+@example([("verified", 0, KNOWN_S, 1), ("refused", 0, KNOWN_S, BURST)])
 @given(
     st.lists(
         st.tuples(

@@ -1,5 +1,6 @@
 """What `gateway init` and `gateway new handler` are made of."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,13 @@ def test_what_compose_and_the_workflow_name_exists(providers: list[str]) -> None
     assert wanted == {"POSTGRES_PASSWORD", *(STARTERS[name].secret for name in providers)}
     assert wanted == set(re.findall(r"^([A-Z_]+)=$", plan[".env.example"], re.MULTILINE))
     assert not [name for name, text in plan.items() if "{{" in text.replace("${{", "")]
+
+
+def test_compose_asks_a_worker_for_its_health_and_not_a_serve_on_the_workers_port() -> None:
+    plan = plan_project(["stripe"])
+    services = yaml.safe_load(plan["compose.yaml"])["services"]
+    assert services["worker"]["environment"]["GATEWAY_WORKER_PORT"] == "8001"
+    assert "healthcheck" not in services["worker"]
+    assert "GATEWAY_WORKER_PORT" not in services["serve"]["environment"]
+    [check] = re.findall(r"^HEALTHCHECK .*\n +CMD (\[.*\])$", plan["Dockerfile"], re.MULTILINE)
+    compile(json.loads(check)[2], "<health check>", "exec")

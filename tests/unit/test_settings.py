@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from gateway.development import RunningUp, write_up
 from gateway.errors import ConfigInvalid, Problem
 from gateway.model import Rate
+from gateway.notation.hosts import split_hosts
 from gateway.notation.networks import make_networks
 from gateway.settings import VARIABLES, Settings, discover, load_settings
 
@@ -46,6 +47,7 @@ def test_without_variables_the_defaults_hold() -> None:
         data_dir=Path(".gateway"),
         host="127.0.0.1",
         port=8000,
+        worker_port=None,
         lease=timedelta(seconds=15),
         sweep=timedelta(seconds=5),
         grace=timedelta(seconds=30),
@@ -53,6 +55,7 @@ def test_without_variables_the_defaults_hold() -> None:
         log_format="auto",
         log_level="info",
         concurrency=16,
+        handler_connections=None,
         max_connections=10_000,
         max_in_flight=512,
         max_buffered=256 * 1024**2,
@@ -71,6 +74,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_DATA_DIR": "/var/lib/gateway",
         "GATEWAY_HOST": "::",
         "GATEWAY_PORT": "0",
+        "GATEWAY_WORKER_PORT": "8001",
         "GATEWAY_LEASE": "1m30s",
         "GATEWAY_SWEEP": "100ms",
         "GATEWAY_GRACE": "0s",
@@ -78,6 +82,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_LOG_FORMAT": "json",
         "GATEWAY_LOG_LEVEL": "debug",
         "GATEWAY_CONCURRENCY": "1000",
+        "GATEWAY_HANDLER_CONNECTIONS": "4",
         "GATEWAY_MAX_CONNECTIONS": "16",
         "GATEWAY_MAX_IN_FLIGHT": "1",
         "GATEWAY_MAX_BUFFERED": "1GiB",
@@ -90,6 +95,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_REJECTED_SIZE": "1MiB",
         "GATEWAY_REJECTED_BODY": "0B",
         "GATEWAY_REJECTED_RETENTION": "1h",
+        "GATEWAY_TRACES": "on",
         "GATEWAY_ENGINES": "wheels",
         "GATEWAY_DEV_SECRETS": "secrets.json",
         "GATEWAY_ADMIN_TOKEN": TOKEN,
@@ -107,6 +113,7 @@ def test_every_variable_is_read() -> None:
     assert settings.config == Path("other.yaml")
     assert settings.data_dir == Path("/var/lib/gateway")
     assert (settings.host, settings.port) == ("::", 0)
+    assert settings.worker_port == 8001
     assert settings.lease == timedelta(seconds=90)
     assert settings.sweep == timedelta(milliseconds=100)
     assert (settings.grace, settings.linger) == (timedelta(0), timedelta(seconds=5))
@@ -192,6 +199,7 @@ def test_a_url_of_another_kind_is_refused_and_not_shown(url: str) -> None:
     assert found["GATEWAY_REDIS_URL"].found == "a value (not shown)"
     assert found["GATEWAY_REDIS_URL"].expected == (
         "a URL: redis://... or rediss://... or unix://..."
+        " or redis+sentinel://... or rediss+sentinel://..."
     )
 
 
@@ -356,3 +364,33 @@ def test_a_redis_url_that_cannot_be_read_is_refused_without_its_password(url: st
     with pytest.raises(ConfigInvalid, match="percent-encoded password") as error:
         load_settings({"GATEWAY_REDIS_URL": url})
     assert "hunter2" not in str(error.value)
+
+
+def test_a_database_url_may_name_several_servers() -> None:
+    url = f"postgresql://gateway:{PASSWORD}@one:5432,two:5433/gateway?sslmode=require"
+    settings = load_settings({"GATEWAY_DATABASE_URL": url})
+    assert settings.database_url is not None
+    assert settings.database_url.get_secret_value() == url
+    for ports in ("5432,two:0", "5432,two:x", "5432,two:99999"):
+        broken = f"postgresql://gateway:{PASSWORD}@one:{ports}/gateway"
+        assert "port" in problems({"GATEWAY_DATABASE_URL": broken})["GATEWAY_DATABASE_URL"].expected
+
+
+@pytest.mark.parametrize(
+    ("url", "alone"),
+    [
+        ("postgresql://h/name", ["postgresql://h/name"]),
+        ("postgresql://u:a,b@h:1/name", ["postgresql://u:a,b@h:1/name"]),
+        (
+            "postgresql://u:p@a:1,b/n?sslmode=require&x=1,2",
+            [
+                "postgresql://u:p@a:1/n?sslmode=require&x=1,2",
+                "postgresql://u:p@b/n?sslmode=require&x=1,2",
+            ],
+        ),
+        ("postgresql://a,b?x=@", ["postgresql://a?x=@", "postgresql://b?x=@"]),
+        ("postgresql:///n?host=/a,/b", ["postgresql:///n?host=/a,/b"]),
+    ],
+)
+def test_a_url_of_several_hosts_is_one_of_each(url: str, alone: list[str]) -> None:
+    assert split_hosts(url) == alone

@@ -1,0 +1,3 @@
+-- A session that somebody has ended.
+
+insert into gateway.ended_sessions (id, until) values ('nonce', now() + interval '6 h');

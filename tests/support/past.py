@@ -1,0 +1,36 @@
+"""A ledger that has lived: the rows of tests/past/, written while each schema was the newest.
+
+Plain SQL, one file per schema, and none of our code: today's could not have written them. Like
+migrations, they are added to and not edited.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from gateway.sealing import KeyRing
+from gateway.secrets import Secret
+
+DIRECTORY: Final = Path(__file__).parents[1] / "past"
+RING: Final = KeyRing([Secret(hashlib.sha256(b"a key of the past").digest())])
+HANDLER: Final = "handlers.count"
+HEADERS: Final = {"content-type": "application/json", "x-note": "of the past"}
+ERRORS: Final = {
+    "dead": "Traceback: ValueError: boom",
+    "sealed": "Traceback: no such customer as Zebra-4711",
+}
+"""By event: how its only attempt ended."""
+
+RESULTS: Final = {"acted": {"id": "re_1"}, "sealed": {"id": "re_2"}}
+"""By event: what came of its effect `receipt`."""
+
+
+def lived_at(version: int) -> str:
+    """What was written while this schema was the newest: nothing, where it let in no new kind."""
+    file = DIRECTORY / f"{version:04}.sql"
+    return file.read_text(encoding="utf-8") if file.exists() else "select"
+
+
+def body_of(event_id: str) -> bytes:
+    """What an event brought."""
+    return f'{{"id":"{event_id}","n":1}}'.encode()
