@@ -16,7 +16,7 @@ import uvloop
 from rich.console import Console
 
 from tests.torture.attack import Options, attack
-from tests.torture.audit import Result
+from tests.torture.audit import Result, render_markdown
 from tests.torture.page import publish
 from tests.torture.plan import SEED, SHAPES
 from tests.torture.report import make_console, print_result
@@ -44,7 +44,7 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
     if options.publish:
-        publish(result)
+        publish(render_markdown(result))
     sys.exit(1 if result.problems else 0)
 
 

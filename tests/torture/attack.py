@@ -6,24 +6,27 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rich.console import Console
 
+from gateway.ledger.connection import Connection
 from tests.support.waiting import until
 from tests.torture.audit import BOUND_S, Result, Run, Sent, judge
+from tests.torture.callee import Callee
 from tests.torture.evidence import Evidence, gather, unfinished
 from tests.torture.faults import FAULTS
-from tests.torture.plan import BURST, SERVES, Step, draw_steps
+from tests.torture.plan import BURST, SHAPES, Shape, Step, draw_steps
 from tests.torture.record import CALM, Record, Window
 from tests.torture.report import print_window
-from tests.torture.sender import Sender
-from tests.torture.stage import NotPossible, Stage, open_stage
+from tests.torture.sender import MOST_WAITING_S, Sender
+from tests.torture.stage import NotPossible, open_stage
 from tests.torture.watcher import Watcher
+from tests.torture.wire import Address
 
 WARM_UP_S: Final = 2.0
 FAULT_S: Final = 90.0
@@ -45,19 +48,53 @@ class Options:
     rate: float
     allow_missing: bool
     command: str
+    patience_s: float = PATIENCE_S
+    most_waiting_s: float = MOST_WAITING_S
+    is_timed: bool = True
+    """Whether a recovery that takes too long is a failure."""
 
 
-class Attack:
+class Scene(Protocol):
+    """What is attacked."""
+
+    @property
+    def callee(self) -> Callee: ...
+
+    @property
+    def addresses(self) -> Sequence[Address]: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    async def connect(self) -> Connection: ...
+
+    async def ready(self, *names: str) -> None: ...
+
+
+S = TypeVar("S", bound=Scene)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script(Generic[S]):
+    """What can be done to it."""
+
+    faults: Mapping[str, Callable[[S, Step], Awaitable[str]]]
+    shapes: Mapping[str, Shape]
+
+
+class Attack(Generic[S]):
     """Goes on at least until every fault has been there."""
 
-    def __init__(self, options: Options, stage: Stage, console: Console) -> None:
+    def __init__(self, options: Options, script: Script[S], stage: S, console: Console) -> None:
         self._options = options
+        self._script = script
         self._stage = stage
         self._console = console
         self._record = Record(calls=stage.callee.calls, epoch_s=time.time() - time.monotonic())
-        ports = [stage.ports[name] for name in SERVES]
-        self._sender = Sender(options.seed, options.rate, ports, self._record)
-        self._watcher = Watcher(stage, self._record)
+        self._sender = Sender(
+            options.seed, options.rate, stage.addresses, self._record, options.most_waiting_s
+        )
+        self._watcher = Watcher(stage.connect, self._record)
         self._missing: dict[str, str] = {}
         self._stuck = ""
         self._told: Counter[str] = Counter()
@@ -80,7 +117,9 @@ class Attack:
     async def _attack(self) -> None:
         self._open_window(CALM, "")
         await asyncio.sleep(WARM_UP_S)
-        for number, steps in enumerate(draw_steps(self._options.seed, self._options.faults)):
+        shapes = self._script.shapes
+        rounds = draw_steps(self._options.seed, self._options.faults, shapes)
+        for number, steps in enumerate(rounds):
             for step in steps:
                 if number and self._is_enough:
                     return
@@ -107,7 +146,7 @@ class Attack:
         window = self._open_window(step.fault, step.target)
         try:
             async with asyncio.timeout(FAULT_S):
-                window.note = await FAULTS[step.fault](self._stage, step)
+                window.note = await self._script.faults[step.fault](self._stage, step)
         except TimeoutError:
             self._stuck = f"{step.fault} {step.target}".strip()
         except NotPossible as problem:
@@ -135,7 +174,7 @@ class Attack:
         """Waits until all that was acknowledged before the end of the fault has taken effect."""
         ended_at = self._record.windows[-1].ended_at
         try:
-            await until(lambda: self._record.is_whole(ended_at), within_s=PATIENCE_S)
+            await until(lambda: self._record.is_whole(ended_at), within_s=self._options.patience_s)
         except AssertionError:
             self._record.give_up(ended_at)
 
@@ -145,7 +184,7 @@ class Attack:
             await self._stage.ready()
             async with asyncio.timeout(FINISH_S):
                 await self._sender.finish()
-            await until(self._is_whole, within_s=PATIENCE_S)
+            await until(self._is_whole, within_s=self._options.patience_s)
 
     async def _is_whole(self) -> bool:
         if self._record.waiting:
@@ -189,6 +228,7 @@ class Attack:
             stuck=self._stuck,
             missing=self._missing,
             allow_missing=self._options.allow_missing,
+            is_timed=self._options.is_timed,
             processes_restarted=self._stage.restarts,
             schedule=[self._as_json(window) for window in self._record.windows],
         )
@@ -210,4 +250,5 @@ def describe_machine() -> str:
 async def attack(options: Options, directory: Path, console: Console) -> Result:
     """Sets everything up in the directory, attacks it, and tears it down."""
     async with open_stage(directory) as stage:
-        return await Attack(options, stage, console).run()
+        script = Script(faults=FAULTS, shapes=SHAPES)
+        return await Attack(options, script, stage, console).run()

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple, Self
 
 from tests.torture.evidence import Delivery, Evidence
@@ -53,6 +53,8 @@ class Line:
     those whose handlers do not fail on purpose."""
     late: int
     """Effects that took longer than they may."""
+    silence_s: float = 0.0
+    """The longest time without any acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ class Run:
     missing: Mapping[str, str] = field(default_factory=dict)
     """Those that this machine does not permit, and why."""
     allow_missing: bool = False
+    is_timed: bool = True
+    """Whether a recovery that takes too long is a failure."""
     processes_restarted: int = 0
     schedule: Sequence[Mapping[str, Any]] = ()
 
@@ -156,6 +160,7 @@ class _Tally:
     twice: int = 0
     recovery_s: float = 0.0
     late: int = 0
+    silence_s: float = 0.0
 
 
 def judge(run: Run, sent: Sent, record: Record, evidence: Evidence) -> Result:
@@ -217,11 +222,24 @@ def _lines(
         tally.late += recovery.is_late
         if not recovery.fails:
             tally.recovery_s = max(tally.recovery_s, recovery.seconds)
-    order = [CALM, *SHAPES]
+    for window, silence_s in zip(record.windows, _silences(record), strict=True):
+        tally = tallies[window.fault]
+        tally.silence_s = max(tally.silence_s, silence_s)
+    order = {fault: n for n, fault in enumerate([CALM, *SHAPES])}
     return [
         Line(fault=fault, **asdict(tally))
-        for fault, tally in sorted(tallies.items(), key=lambda item: order.index(item[0]))
+        for fault, tally in sorted(tallies.items(), key=lambda i: order.get(i[0], len(order)))
     ]
+
+
+def _silences(record: Record) -> list[float]:
+    """For each window, the longest time between two acknowledgements, the second one in it."""
+    starts = [window.started_at for window in record.windows]
+    found = [0.0] * len(starts)
+    for before, after in pairwise(sorted(event.at for event in record.acknowledged.values())):
+        place = _place(starts, after)
+        found[place] = max(found[place], round(after - before, 2))
+    return found
 
 
 def _recoveries(record: Record) -> list[Recovery]:
@@ -298,7 +316,7 @@ def _totals(
 
 def _problems(run: Run, sent: Sent, lines: Sequence[Line], totals: Totals) -> list[str]:
     ran = {line.fault for line in lines}
-    late = [f"{line.fault} ({line.late})" for line in lines if line.late]
+    late = [f"{line.fault} ({line.late})" for line in lines if line.late and run.is_timed]
     excused = set(run.missing) if run.allow_missing else set()
     not_run = [fault for fault in run.wanted if fault not in ran | excused]
     found = {

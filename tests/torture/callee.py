@@ -27,17 +27,18 @@ class Call(NamedTuple):
 class Callee:
     """Takes `POST /<unknown>/<event>/<key>`."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = HOST) -> None:
+        self._host = host
         self.calls: list[Call] = []
         self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
         assert self._server is not None
-        return f"http://{HOST}:{self._server.sockets[0].getsockname()[1]}"
+        return f"http://{self._host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._take, HOST, 0)
+        self._server = await asyncio.start_server(self._take, self._host, 0)
 
     async def stop(self) -> None:
         if self._server is not None:

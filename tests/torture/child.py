@@ -40,6 +40,11 @@ class Child:
         self.pids: set[int] = set()
         self.exit_codes: list[int] = []
 
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
     def start(self) -> None:
         self._upkeep = asyncio.create_task(self._keep_up(), name=f"upkeep of {self.name}")
 

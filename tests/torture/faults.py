@@ -302,4 +302,4 @@ async def _look_at_postgres(stage: Stage) -> datetime:
 
 async def _look_at_serve(stage: Stage) -> datetime:
     await stage.ready(*SERVES)
-    return parsedate_to_datetime(await get_date(stage.ports[SERVES[0]]))
+    return parsedate_to_datetime(await get_date(stage.addresses[0]))

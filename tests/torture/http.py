@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.torture.wire import HOST
+from tests.torture.wire import Address
 
 TIMEOUT_S: Final = 10.0
 
@@ -19,21 +19,21 @@ class Answer:
     body: bytes
 
 
-async def post(port: int, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+async def post(address: Address, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
     """Raises OSError or TimeoutError where no complete answer comes."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"POST {path} HTTP/1.1\r\n{lines}content-length: {len(body)}\r\n"
-    return await _ask(port, head, body)
+    return await _ask(address, head, body)
 
 
-async def get_date(port: int) -> str:
+async def get_date(address: Address) -> str:
     """What the server takes for the time."""
-    return (await _ask(port, "GET /healthz HTTP/1.1\r\n", b"")).headers["date"]
+    return (await _ask(address, "GET /healthz HTTP/1.1\r\n", b"")).headers["date"]
 
 
-async def _ask(port: int, head: str, body: bytes) -> Answer:
+async def _ask(address: Address, head: str, body: bytes) -> Answer:
     async with asyncio.timeout(TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(HOST, port)
+        reader, writer = await asyncio.open_connection(*address)
         try:
             writer.write(f"{head}host: torture\r\nconnection: close\r\n\r\n".encode() + body)
             return _parse(await reader.read())

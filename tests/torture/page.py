@@ -1,17 +1,17 @@
-"""Puts the audit onto the page that people read."""
+"""Puts an audit onto the page that people read."""
 
 from pathlib import Path
 from typing import Final
 
-from tests.torture.audit import Result, render_markdown
-
 PAGE: Final = Path(__file__).parents[2] / "docs" / "reliability.md"
-BEGIN: Final = "<!-- audit: written by `python -m tests.torture --publish` -->\n"
-END: Final = "<!-- end of audit -->\n"
+AUDIT: Final = "audit: written by `python -m tests.torture --publish`"
 
 
-def publish(result: Result) -> None:
-    """Replaces the last audit."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + BEGIN + render_markdown(result) + END + after, encoding="utf-8")
+def publish(text: str, mark: str = AUDIT) -> None:
+    """Replaces the last one that stands between such marks."""
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark.partition(':')[0]} -->\n"
+    before, found, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{PAGE.name} has no place for: {mark}")
+    PAGE.write_text(before + begin + text + end + after, encoding="utf-8")

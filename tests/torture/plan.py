@@ -27,6 +27,8 @@ KEYS: Final = 6
 CONCURRENCY: Final = 2
 RATE: Final = 2
 """In half a second. As the handlers have them."""
+MOST_SERVES: Final = 6
+"""Divisible by as many as there may be."""
 
 SLOW_COUNT: Final = 0.15
 SLOW_TALLY: Final = 0.02
@@ -113,7 +115,7 @@ class PlannedEvent:
     number: int
     route: str
     serve: int
-    """Which of the two is tried first."""
+    """Which is tried first, counted round and round."""
     shard: int
     count_slow_s: float
     tally_slow_s: float
@@ -130,7 +132,7 @@ class PlannedEvent:
     call_drops: bool
     """Whether its first call is not answered."""
     twin: bool
-    """Sent to both `serve` processes at the same moment."""
+    """Sent to two `serve` processes at the same moment."""
     again_after_s: float | None
     """Sent once more, so long after it was acknowledged."""
 
@@ -159,17 +161,23 @@ def event_id(route: str, number: int) -> str:
     return f"{route}_{number:07}"
 
 
-def draw_steps(seed: int, faults: Sequence[str]) -> Iterator[list[Step]]:
+def number_of(event_id: str) -> int:
+    return int(event_id.rpartition("_")[2])
+
+
+def draw_steps(
+    seed: int, faults: Sequence[str], shapes: Mapping[str, Shape] = SHAPES
+) -> Iterator[list[Step]]:
     """Round after round, each with every one of these faults in an order of its own."""
     for number in count():
         dice = _dice(f"{seed} round {number}")
-        slots = [slot for fault in faults for slot in _slots(fault, dice)]
+        slots = [slot for fault in faults for slot in _slots(fault, shapes[fault], dice)]
         dice.shuffle(slots)
         steps: list[Step] = []
         for place, (fault, target) in enumerate(slots, 1):
             is_second = bool(steps) and steps[-1].overlaps
             may_overlap = not is_second and place < len(slots)
-            steps.append(_step(fault, target, dice, may_overlap=may_overlap))
+            steps.append(_step(fault, target, shapes[fault], dice, may_overlap=may_overlap))
         yield steps
 
 
@@ -181,7 +189,7 @@ def draw_event(seed: int, number: int) -> PlannedEvent:
     return PlannedEvent(
         number=number,
         route=route,
-        serve=dice.randrange(len(SERVES)),
+        serve=dice.randrange(MOST_SERVES),
         shard=dice.randrange(SHARDS),
         count_slow_s=_slowness_s(dice, SLOW_COUNT),
         tally_slow_s=_slowness_s(dice, SLOW_TALLY),
@@ -199,19 +207,18 @@ def draw_event(seed: int, number: int) -> PlannedEvent:
     )
 
 
-def _slots(fault: str, dice: random.Random) -> list[tuple[str, str]]:
-    shape = SHAPES[fault]
+def _slots(fault: str, shape: Shape, dice: random.Random) -> list[tuple[str, str]]:
     targets = shape.targets if shape.each else (dice.choice(shape.targets),)
     return [(fault, target) for target in targets]
 
 
-def _step(fault: str, target: str, dice: random.Random, *, may_overlap: bool) -> Step:
+def _step(fault: str, target: str, shape: Shape, dice: random.Random, *, may_overlap: bool) -> Step:
     overlaps = dice.random() < OVERLAP and may_overlap
     return Step(
         fault=fault,
         target=target,
         lead_s=round(dice.uniform(*LEAD_S), 3),
-        hold_s=round(dice.uniform(*SHAPES[fault].hold_s), 2),
+        hold_s=round(dice.uniform(*shape.hold_s), 2),
         pause_s=round(dice.uniform(*(OVERLAP_S if overlaps else PAUSE_S)), 2),
         overlaps=overlaps,
     )

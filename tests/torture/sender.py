@@ -13,8 +13,9 @@ import orjson
 from gateway.providers import PROVIDERS
 from tests.support.processes import GITHUB_SECRET, STRIPE_SECRET
 from tests.torture.http import Answer, post
-from tests.torture.plan import PlannedEvent, draw_event
+from tests.torture.plan import PlannedEvent, draw_event, number_of
 from tests.torture.record import Acknowledged, Record
+from tests.torture.wire import Address
 
 MOST_WAITING_S: Final = 6.0
 """So many seconds' worth of events may wait for their effects before no new ones are sent: whether
@@ -35,10 +36,18 @@ STALE: Final = "403 STALE_TIMESTAMP"
 class Sender:
     """Sends at a steady rate, whatever becomes of what was sent before."""
 
-    def __init__(self, seed: int, rate: float, ports: Sequence[int], record: Record) -> None:
+    def __init__(
+        self,
+        seed: int,
+        rate: float,
+        addresses: Sequence[Address],
+        record: Record,
+        most_waiting_s: float = MOST_WAITING_S,
+    ) -> None:
         self._seed = seed
         self._rate = rate
-        self._ports = ports
+        self._most_waiting = most_waiting_s * rate
+        self._addresses = addresses
         self._record = record
         self._tasks: set[asyncio.Task[None]] = set()
         self._due_at = 0.0
@@ -55,7 +64,7 @@ class Sender:
         """New events, each in a task of its own, until it is cancelled."""
         self._due_at = time.monotonic()
         for number in count():
-            while self._record.waiting > MOST_WAITING_S * self._rate:
+            while self._record.waiting > self._most_waiting:
                 await asyncio.sleep(HELD_BACK_S)
                 self.held_back_s += HELD_BACK_S
                 self._due_at = time.monotonic()
@@ -67,6 +76,11 @@ class Sender:
     def burst(self, events: int) -> None:
         """Sends so many at once, beside the steady rate: a fault shall hit something under way."""
         self._due_at -= events / self._rate
+
+    async def send_again(self, event_ids: Sequence[str]) -> None:
+        """As a provider does that is asked to, or a reconciliation: until each is acknowledged."""
+        letters = [_Letter(draw_event(self._seed, number_of(e))) for e in event_ids]
+        await asyncio.gather(*(self._retry(letter, 0, False) for letter in letters))
 
     async def finish(self) -> None:
         """Waits until everything that was begun has its answer."""
@@ -91,7 +105,7 @@ class Sender:
         letter = _Letter(event)
         first = event.serve
         if event.twin:
-            answers = await asyncio.gather(self._try(letter, first), self._try(letter, 1 - first))
+            answers = await asyncio.gather(self._try(letter, first), self._try(letter, first + 1))
             acknowledged = any(answers)
         else:
             acknowledged = await self._try(letter, first)
@@ -102,7 +116,7 @@ class Sender:
         if event.again_after_s is not None:
             await asyncio.sleep(event.again_after_s)
             self.duplicates["sent"] += 1
-            answered = await self._try(letter, 1 - first)
+            answered = await self._try(letter, first + 1)
             if letter.provider != "github":
                 await self._retry(letter, first, answered)
                 answered = True
@@ -114,14 +128,15 @@ class Sender:
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, BACKOFF_S[1])
             self.retries += 1
-            serve = 1 - serve
+            serve += 1
             acknowledged = await self._try(letter, serve)
 
     async def _try(self, letter: "_Letter", serve: int) -> bool:
-        """Sends to this `serve`, or to the other one if nobody listens there."""
-        for port in (self._ports[serve], self._ports[1 - serve]):
+        """Sends to this `serve`, or to the next one if nobody listens there."""
+        for place in (serve, serve + 1):
+            address = self._addresses[place % len(self._addresses)]
             try:
-                answer = await post(port, letter.path, letter.body, letter.sign())
+                answer = await post(address, letter.path, letter.body, letter.sign())
             except ConnectionRefusedError:
                 self.answers["refused"] += 1
                 continue

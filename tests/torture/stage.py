@@ -20,7 +20,7 @@ from tests.torture.callee import Callee
 from tests.torture.child import Child
 from tests.torture.clock import Clock, clean_up, find_library
 from tests.torture.plan import SERVES, WORKERS
-from tests.torture.wire import HOST, Wire
+from tests.torture.wire import HOST, Address, Wire
 
 PROJECT: Final = Path(__file__).with_name("project")
 LEASE_S, SWEEP_S, HANDLER_TIMEOUT_S = 3, 1, 5
@@ -88,6 +88,10 @@ class Stage:
         async with asyncio.timeout(READY_S):
             for name in names or self.children:
                 await self.children[name].ready()
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [(HOST, self.ports[name]) for name in SERVES]
 
     @property
     def restarts(self) -> int:

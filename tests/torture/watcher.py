@@ -2,13 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import asyncpg
 
 from gateway.ledger.connection import LOST, Connection, close_quietly
 from tests.torture.record import Record
-from tests.torture.stage import HANDLER_TIMEOUT_S, LEASE_S, Stage
+from tests.torture.stage import HANDLER_TIMEOUT_S, LEASE_S
 
 LOOK_S: Final = 0.1
 HOLE_S: Final = 2.0 * (HANDLER_TIMEOUT_S + LEASE_S)
@@ -22,8 +23,8 @@ NEW: Final = (
 class Watcher:
     """Patient while Postgres is away."""
 
-    def __init__(self, stage: Stage, record: Record) -> None:
-        self._stage = stage
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], record: Record) -> None:
+        self._open = connect
         self._record = record
         self._last = 0
         self._holes: dict[int, float] = {}
@@ -33,7 +34,7 @@ class Watcher:
         try:
             while True:
                 try:
-                    connection = connection or await self._stage.connect()
+                    connection = connection or await self._connect()
                     await self._look(connection)
                 except (asyncpg.PostgresError, *LOST):
                     await close_quietly(connection)
@@ -41,6 +42,11 @@ class Watcher:
                 await asyncio.sleep(LOOK_S)
         finally:
             await close_quietly(connection)
+
+    async def _connect(self) -> Connection:
+        """From the beginning: after a failover, numbers are given out again."""
+        self._last, self._holes = 0, {}
+        return await self._open()
 
     async def _look(self, connection: Connection) -> None:
         rows = await connection.fetch(NEW, self._last, list(self._holes))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 HOST: Final = "127.0.0.1"
+Address = tuple[str, int]
 CHUNK_BYTES: Final = 256 * 1024
 
 
