@@ -1,0 +1,1 @@
+"""Everything under deploy/ is tried, or checked against what reads it."""
