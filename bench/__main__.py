@@ -14,7 +14,18 @@ from pathlib import Path
 
 import asyncpg
 
-from bench import burst, combined, effect, flood, growth, ingest, latency, processing
+from bench import (
+    burst,
+    combined,
+    console,
+    effect,
+    flood,
+    growth,
+    ingest,
+    latency,
+    processing,
+    retention,
+)
 from bench.chart import draw
 from bench.environment import RESULTS, ROOT, Environment, open_environment
 from bench.figures import Results
@@ -34,8 +45,10 @@ STAGES: dict[str, Callable[[Environment, Plan], Results]] = {
     "combined": combined.run,
     "flood": flood.run,
     "growth": growth.run,
+    "retention": retention.run,
+    "console": console.run,
 }
-FULL_ONLY = ("growth",)
+FULL_ONLY = ("growth", "retention", "console")
 COMMITS = 200
 LATEST = "latest"
 FAILURES = (BenchFailed, asyncpg.PostgresError, OSError, subprocess.SubprocessError)

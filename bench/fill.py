@@ -11,12 +11,17 @@ CHUNK = 100_000
 FILL = """
 with events as (
     insert into gateway.processed_events
-        (route, event_id, provider, type, livemode, occurred_at, received_at, digest, body)
+        (route, event_id, provider, type, livemode, occurred_at, received_at, digest, payload_id,
+         payload_until)
     select 'stripe', 'evt_' || md5(random()::text || n), 'stripe', $5, false, at, at,
-           sha256(n::text::bytea), case when n > $3::bigint - $4::bigint then $6::bytea end
+           sha256(n::text::bytea), -n, gateway.forget_on(at, '14 days')
     from (select n, now() - $7::interval + n * ($8::interval / $3::bigint) as at
           from generate_series($1::bigint, $2::bigint) as n) as past
-    returning event_id, received_at
+    returning event_id, received_at, payload_id, payload_until
+), filed as (
+    insert into gateway.payloads (id, until, route, event_id, headers, body)
+    select payload_id, payload_until, 'stripe', event_id, '{}', $6::bytea
+    from events where payload_id < $4::bigint - $3::bigint
 ), settled as (
     insert into gateway.deliveries
         (route, event_id, handler, status, attempts, runs, due_at, created_at, finished_at)
@@ -25,8 +30,9 @@ with events as (
     from events
     returning id, created_at, finished_at
 )
-insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome)
-select id, 1, created_at, finished_at, 'done' from settled
+insert into gateway.attempts (delivery_id, number, started_at, finished_at, outcome, until)
+select id, 1, created_at, finished_at, 'done', gateway.forget_on(created_at, '35 days')
+from settled
 """
 
 

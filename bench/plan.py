@@ -45,6 +45,18 @@ class Plan:
     waiting_first: int = 20_000
     prune_seconds: int = 10
 
+    retention_events: int = 10_000_000
+    retention_rounds: int = 3
+    retention_seconds: int = 70
+    tables_rounds: int = 5
+    size_events: int = 20_000
+
+    console_events: int = 10_000_000
+    console_waiting: int = 1_000_000
+    console_dead: int = 100_000
+    console_bodies: int = 50_000
+    console_rounds: int = 30
+
 
 FULL = Plan(
     mode="full",
@@ -94,4 +106,12 @@ QUICK = Plan(
     combined_seconds=2,
     flood_rounds=1,
     flood_seconds=2,
+    retention_events=500_000,
+    retention_rounds=2,
+    retention_seconds=100,
+    tables_rounds=2,
+    size_events=5_000,
+    console_events=1_000_000,
+    console_waiting=100_000,
+    console_dead=10_000,
 )

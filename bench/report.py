@@ -11,6 +11,7 @@ from bench.targets import Target, null_noise
 from bench.workers import BARE
 
 MIB = 1024**2
+GIB = 1024**3
 Row = Sequence[str]
 
 
@@ -190,6 +191,45 @@ def _growth(results: Results, _: Results) -> None:
     _table("Growth", ("", "median (spread)"), rows)
 
 
+def _retention(results: Results, _: Results) -> None:
+    sizes, drop, tables = results["sizes"], results["drop"], results["tables"]
+    rows: list[Row] = [
+        (f"disk per event, bytes: {name}", f"{size:,.0f}") for name, size in sizes["disk"].items()
+    ]
+    rows += [
+        (f"WAL per event, bytes: {name}", f"{size:,.0f}") for name, size in sizes["wal"].items()
+    ]
+    rows += [
+        (f"{name} with 50 days of tables, of {name} with few", _spread(ratios))
+        for name, ratios in tables["ratios"].items()
+    ]
+    rows += [
+        ("days dropped", f"{drop['days']}"),
+        ("payloads and attempts in them", f"{drop['rows']:,}"),
+        ("seconds at work for it in all", f"{drop['seconds']:.1f}"),
+        ("ack p99 while dropping, of ack p99 alone", _spread(drop["p99_ratios"])),
+    ]
+    title = f"Retention: {drop['events']:,} events, {drop['ledger_bytes'] / GIB:.1f} GiB"
+    _table(title, ("", "median (spread)"), rows)
+
+
+def _console(results: Results, _: Results) -> None:
+    rows = [
+        (name, *(f"{row[figure]:.1f}" for figure in ("p50_ms", "p99_ms", "cpu_ms")))
+        for name, row in results["pages"].items()
+    ]
+    title = (
+        f"Console: {results['events']:,} events, {results['waiting']:,} of them waiting,"
+        f" {results['dead']:,} dead letters, {results['ledger_bytes'] / GIB:.1f} GiB;"
+        f" {results['rounds']} rounds"
+    )
+    _table(title, ("", "p50 ms", "p99 ms", "CPU ms"), rows)
+    print(
+        f"  The causes of dead letters were told at {results['causes_per_second']:,.0f}/s;"
+        f" steal {results['steal']:.0%}."
+    )
+
+
 SECTIONS = {
     "ingest": _ingest,
     "latency": _latency,
@@ -199,6 +239,8 @@ SECTIONS = {
     "combined": _combined,
     "flood": _flood,
     "growth": _growth,
+    "retention": _retention,
+    "console": _console,
 }
 COSTS = ("CPU us", "Postgres us", "Redis us", "steal")
 
@@ -225,6 +267,7 @@ def _value(value: float | None, unit: str) -> str:
     shown: dict[str, Any] = {
         "": f"{value:.2f}",
         "ms": f"{value:.2f} ms",
+        "s": f"{value:.1f} s",
         "MiB": f"{value:.1f} MiB",
         "share": f"{value:.1%}",
         "count": f"{value:.0f}",

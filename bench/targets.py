@@ -133,6 +133,10 @@ def _grown(which: str) -> Callable[[Stages], float]:
     return value
 
 
+def _slowest(figure: str) -> Callable[[Stages], float]:
+    return lambda stages: max(page[figure] for page in stages["console"]["pages"].values())
+
+
 def _drain(stages: Stages) -> float:
     drained: float = stages["growth"]["waiting"]["drained_per_second"]
     usual: float = stages["processing"]["summary"][WORKER]["per_second"]
@@ -292,5 +296,38 @@ DEFINITIONS = (
         value=lambda stages: 1 - median(stages["growth"]["pruning"]["ratios"]),
         at_most=0.15,
         unit="share",
+    ),
+    Definition(
+        name="retention: a month dropped, in all",
+        stages=("retention",),
+        value=lambda stages: float(stages["retention"]["drop"]["seconds"]),
+        at_most=10,
+        unit="s",
+    ),
+    Definition(
+        name="retention: ack p99 while it is dropped",
+        stages=("retention",),
+        value=lambda stages: median(stages["retention"]["drop"]["p99_ratios"]),
+        at_most=1.25,
+    ),
+    Definition(
+        name="retention: claims with 50 days of tables",
+        stages=("retention",),
+        value=lambda stages: median(stages["retention"]["tables"]["ratios"]["claims"]),
+        at_least=0.9,
+    ),
+    Definition(
+        name="console: the slowest page, p50",
+        stages=("console",),
+        value=_slowest("p50_ms"),
+        at_most=100,
+        unit="ms",
+    ),
+    Definition(
+        name="console: the slowest page, p99",
+        stages=("console",),
+        value=_slowest("p99_ms"),
+        at_most=100,
+        unit="ms",
     ),
 )
