@@ -3,8 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZING := $(VENV)/.fuzzing
+RELEASING := $(VENV)/.releasing
 
-.PHONY: run test test-again check audit fuzz torture safeguards screenshots load bench bench-quick clean
+.PHONY: run image test test-again test-pgbouncer check audit fuzz torture cluster safeguards docs screenshots load bench bench-quick pythons changes release clean
 
 run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
@@ -32,8 +33,21 @@ fuzz: $(FUZZING) ## every parser that a stranger can reach, about 20 minutes (SE
 torture: $(READY) ## kill, stop, cut and starve everything under load, and audit what is left, about 5 minutes
 	@$(BIN)/python -m tests.torture $(if $(SEED),--seed $(SEED))
 
+cluster: $(READY) ## several machines: cut networks and lose primaries under load, upgrade replicas, about 12 minutes
+	@$(BIN)/python -m tests.cluster $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.cluster --replication asynchronous $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.cluster --pgbouncer --faults kill-primary,cut-primary $(if $(SEED),--seed $(SEED))
+	@$(BIN)/pytest -q -rs tests/cluster/rolling_upgrade.py
+
+POOLED := run once order publish upsert jobs limits prune discard bulk retention claims reconcile forward queue rejected
+test-pgbouncer: $(READY) ## runs, orders and faults once more, through a real PgBouncer (PGBOUNCER= for another one), about 8 minutes
+	@POOLER=1 $(BIN)/pytest $(POOLED:%=tests/integration/test_%.py) tests/e2e/test_failpoints.py tests/e2e/test_processes.py tests/integration/test_pgbouncer.py
+
 safeguards: $(READY) ## remove each safeguard in turn and watch its test go red, about 5 minutes
 	@$(BIN)/python -m tests.safeguards
+
+docs: $(READY) ## write the tables of docs/routes.md anew, from the schema
+	@$(BIN)/python -m tests.reference
 
 screenshots: $(READY) ## take the pictures of docs/console.md, with a real browser
 	@$(BIN)/python -m tests.screenshots
@@ -41,11 +55,23 @@ screenshots: $(READY) ## take the pictures of docs/console.md, with a real brows
 load: $(READY) ## three times the sustainable rate for a minute: what is refused, what is kept
 	@$(BIN)/python -m tests.load
 
-bench: $(READY) ## measure everything side by side, about 35 minutes
+bench: $(READY) ## measure everything side by side, about 40 minutes
 	@$(BIN)/python -m bench
 
 bench-quick: $(READY) ## the same without the growth stages, in two minutes
 	@$(BIN)/python -m bench --quick
+
+pythons: $(READY) ## the wheel in an empty environment of each Python that is claimed (SUITE="tests/unit" runs tests in each, too)
+	@$(BIN)/python -m release.pythons $(if $(SUITE),--suite $(SUITE))
+
+changes: $(READY) ## CHANGELOG.md: what is unreleased becomes the section of this version
+	@$(BIN)/python -m release.changes
+
+release: $(RELEASING) ## build, check, try and describe what would be released; uploads nothing
+	@$(BIN)/python -m release
+
+image: $(READY) ## carry out deploy/Dockerfile without Docker, and send an event through the image, about 6 minutes
+	@$(BIN)/python -m tests.deploy
 
 clean: ## remove the environment, the embedded engines' data and the caches
 	rm -rf $(VENV) .gateway .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build
@@ -60,4 +86,8 @@ $(READY): pyproject.toml deploy/constraints.txt
 
 $(FUZZING): $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt --group fuzz
+	@touch $@
+
+$(RELEASING): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint deploy/constraints.txt --group release
 	@touch $@

@@ -1,0 +1,1 @@
+"""What is shipped: how it is built, tried and described. `make release`, `make pythons`."""
