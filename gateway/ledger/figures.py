@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
-from gateway.ledger.connection import Connection
+from gateway.ledger.connection import Connection, Pooled
 from gateway.ledger.pauses import list_pauses
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.reconciliations import last_runs
 
 MOST_HANDLERS: Final = 200
 MOST_COUNTED: Final = 10_000
-FEWEST_COUNTED: Final = 1_000
-ROWS: Final = 50_000
-"""How many rows a reading counts in all, about: with many handlers fewer of each."""
+ROWS: Final = 20_000
+"""How many deliveries a reading counts of each state, in all: with many handlers fewer of each."""
+
+HOUR: Final = timedelta(hours=1)
 
 Place = tuple[str, str]
 
@@ -29,13 +30,18 @@ class Unsettled:
     held: int
     """Until it is their turn."""
     dead: int
-    oldest_s: float
+    dead_lately: int
+    """Of the last hour."""
+    oldest_due_at: datetime | None
+    most: int
+    """Up to how many of each were counted: where it is so many, there may be more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """As they were at one moment."""
 
+    at: datetime
     unsettled: Mapping[Place, Unsettled]
     running: Mapping[Place, int]
     paused: Sequence[Place]
@@ -64,49 +70,54 @@ first. Local, so that a pooler gives it to nobody else."""
 async def read_figures(ledger: Connection, lately: timedelta) -> Figures:
     """Takes milliseconds, however many events there are. `lately`: when a live worker was seen."""
     async with ledger.transaction(readonly=True):
-        await ledger.execute(BY_INDEX)
-        return await _read(ledger, lately)
+        unsettled, running = await read_unsettled(ledger)
+        pauses = await list_pauses(ledger)
+        workers = await ledger.fetch(QUERIES["list_workers"], lately)
+        gaps = await ledger.fetch(QUERIES["count_gaps"], MOST_COUNTED)
+        reconciles = await last_runs(ledger)
+        [server] = await ledger.fetch(QUERIES["measure_server"])
+        return Figures(
+            unsettled=unsettled,
+            running=running,
+            paused=[(pause.route, pause.handler or "") for pause in pauses][:MOST_HANDLERS],
+            workers=len(workers),
+            served=frozenset(_place(name) for row in workers for name in row["handlers"]),
+            gaps={(row["route"], row["status"]): row["n"] for row in gaps},
+            reconciles={row["route"]: row["status"] for row in reconciles},
+            **server,
+        )
 
 
-async def _read(ledger: Connection, lately: timedelta) -> Figures:
-    unsettled = await _read_unsettled(ledger)
-    running = await ledger.fetch(QUERIES["count_running"], MOST_COUNTED)
-    pauses = await list_pauses(ledger)
-    workers = await ledger.fetch(QUERIES["list_workers"], lately)
-    gaps = await ledger.fetch(QUERIES["count_gaps"], MOST_COUNTED)
-    reconciles = await last_runs(ledger)
-    [server] = await ledger.fetch(QUERIES["measure_server"])
-    return Figures(
-        unsettled=unsettled,
-        running={(row["route"], row["handler"]): row["n"] for row in running},
-        paused=[(pause.route, pause.handler or "") for pause in pauses][:MOST_HANDLERS],
-        workers=len(workers),
-        served=frozenset(_place(name) for row in workers for name in row["handlers"]),
-        gaps={(row["route"], row["status"]): row["n"] for row in gaps},
-        reconciles={row["route"]: row["status"] for row in reconciles},
-        **server,
-    )
-
-
-async def _read_unsettled(ledger: Connection) -> dict[Place, Unsettled]:
+async def read_unsettled(
+    ledger: Connection | Pooled,
+) -> tuple[dict[Place, Unsettled], dict[Place, int]]:
+    """What waits or is dead, and what runs. In a transaction, which goes by index from here on."""
+    await ledger.execute(BY_INDEX)
     found = await ledger.fetch(QUERIES["find_unsettled"], MOST_HANDLERS)
     routes, handlers = [row["route"] for row in found], [row["handler"] for row in found]
-    rows = await ledger.fetch(QUERIES["count_unsettled"], routes, handlers, most_of(len(found)))
-    return {
-        (row["route"], row["handler"]): Unsettled(
-            due=row["due"],
-            later=row["later"],
-            held=row["held"],
-            dead=row["dead"],
-            oldest_s=row["oldest_s"],
-        )
-        for row in rows
-    }
+    most = most_of(len(found))
+    rows = await ledger.fetch(QUERIES["count_unsettled"], routes, handlers, most, HOUR)
+    running = await ledger.fetch(QUERIES["count_running"], MOST_COUNTED)
+    return (
+        {
+            (row["route"], row["handler"]): Unsettled(
+                due=row["due"],
+                later=row["later"],
+                held=row["held"],
+                dead=row["dead"],
+                dead_lately=row["dead_lately"],
+                oldest_due_at=row["oldest_due_at"],
+                most=most,
+            )
+            for row in rows
+        },
+        {(row["route"], row["handler"]): row["n"] for row in running},
+    )
 
 
 def most_of(handlers: int) -> int:
     """Up to how many deliveries of each are counted."""
-    return min(max(ROWS // max(handlers, 1), FEWEST_COUNTED), MOST_COUNTED)
+    return min(ROWS // max(handlers, 1), MOST_COUNTED)
 
 
 def _place(name: str) -> Place:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
@@ -27,6 +27,7 @@ SINGLE: Final = (
     ("gateway_ledger_max_connections", "How many it allows.", "max_connections"),
 )
 NOTHING: Final = Figures(
+    at=datetime.min.replace(tzinfo=UTC),
     unsettled={},
     running={},
     paused=(),
@@ -119,7 +120,8 @@ def _of_deliveries(figures: Figures) -> Iterator[Metric]:
     for place, found in figures.unsettled.items():
         for state, n in (("due", found.due), ("later", found.later), ("held", found.held)):
             backlog.add_metric((*place, state), n)
-        oldest.add_metric(place, max(found.oldest_s, 0.0))
+        since = found.oldest_due_at or figures.at
+        oldest.add_metric(place, (figures.at - since).total_seconds())
         dead.add_metric(place, found.dead)
     for place, n in figures.running.items():
         running.add_metric(place, n)

@@ -10,10 +10,9 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from gateway.cli.status_screen import draw, draw_to_fit
+from gateway.ledger import figures as counting
 from gateway.ledger.connection import Pool, open_pool
-from gateway.ledger.queries import QUERIES
 from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
-from gateway.operate.status import ledger as counting
 from gateway.operate.status.look import read_status
 from gateway.operate.status.report import HandlerState, Status
 from gateway.settings import Settings
@@ -191,7 +190,7 @@ async def test_requests_that_were_not_taken_are_a_problem(
 async def test_a_backlog_of_very_many_is_not_counted_to_its_end(
     settings: Settings, ledger: Reader, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counting, "MOST_COUNTED", 4)
+    monkeypatch.setattr(counting, "MOST_COUNTED", 3)
     await claim_all(database_url, [make_claim() for _ in range(7)])
     await claim_all(database_url, [make_claim(route="b", handlers=("x", "y")) for _ in range(2)])
     status = await read_status(settings)
@@ -201,14 +200,31 @@ async def test_a_backlog_of_very_many_is_not_counted_to_its_end(
         (HANDLER, 3, ["pending"]),
     ]
     assert "3+" in shown(status)
-    counted = await ledger.rows(QUERIES["count_unfinished"], 4, timedelta(hours=1))
-    assert max(row["n"] for row in counted) == 4
     await ledger.run("update gateway.deliveries set status = 'dead', finished_at = now()")
     status = await read_status(settings)
     assert [a["text"][:15] for a in status["attention"] if "dead" in a["text"]] == [
-        "4+ dead letters"
+        "7+ dead letters"
     ]
-    assert {name for h in status["handlers"] for name in h["capped"]} == {"dead"}
+    assert {h["handler"]: h["capped"] for h in status["handlers"]} == {
+        "x": [],
+        "y": [],
+        HANDLER: ["dead"],
+    }
+
+
+async def test_dead_letters_of_the_last_hour_are_told_from_older_ones(
+    settings: Settings, ledger: Reader, database_url: str
+) -> None:
+    await claim_all(database_url, [make_claim() for _ in range(3)])
+    await ledger.run(
+        "update gateway.deliveries d"
+        " set status = 'dead', finished_at = now() - n * interval '25 min'"
+        " from (select id, row_number() over (order by id) as n from gateway.deliveries) few"
+        " where few.id = d.id"
+    )
+    status = await read_status(settings)
+    assert (only(status)["dead"], only(status)["dead_lately"]) == (3, 2)
+    assert "3 dead letters, 2 of them in the last hour" in told(status)
 
 
 async def test_a_pause_is_told_with_who_and_why_and_not_as_a_backlog(

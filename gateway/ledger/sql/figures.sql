@@ -33,10 +33,10 @@ order by 1, 2
 limit $1;
 
 -- name: count_unsettled
--- What waits and what is dead of these handlers, up to so many of each, and for how long the oldest is due
--- (deliveries_due, deliveries_dead_of).
-select k.route, k.handler, due.n as due, later.n as later, held.n as held, dead.n as dead,
-       coalesce(extract(epoch from now() - oldest.due_at), 0)::float8 as oldest_s
+-- What waits and what is dead of these handlers, up to so many of each, the newest of the dead, and since when the
+-- oldest is due (deliveries_due, deliveries_dead_of).
+select k.route, k.handler, due.n as due, later.n as later, held.n as held, dead.n as dead, dead.lately as dead_lately,
+       oldest.due_at as oldest_due_at
 from unnest($1::text[], $2::text[]) as k (route, handler)
 cross join lateral (
     select count(*) as n from (
@@ -65,9 +65,10 @@ cross join lateral (
     ) few
 ) held
 cross join lateral (
-    select count(*) as n from (
-        select from gateway.deliveries d
+    select count(*) as n, count(*) filter (where finished_at > now() - $4::interval) as lately from (
+        select d.finished_at from gateway.deliveries d
         where d.status = 'dead' and d.route = k.route and d.handler = k.handler
+        order by d.finished_at desc
         limit $3
     ) few
 ) dead;
@@ -90,8 +91,9 @@ from (
 group by route, status;
 
 -- name: measure_server
--- Connections, the schema, and alerts that do not get through.
-select (select sum(numbackends)::integer from pg_stat_database) as connections,
+-- The time, connections, the schema, and alerts that do not get through.
+select now() as at,
+       (select sum(numbackends)::integer from pg_stat_database) as connections,
        current_setting('max_connections')::integer as max_connections,
        (select max(version) from gateway.migrations) as schema_version,
        (select count(*) from gateway.alert_messages where status <> 'sent' and error is not null) as unheard;

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gateway.ledger.bulk import OrderStatus, list_orders
 from gateway.ledger.connection import Connection, Pooled
-from gateway.ledger.figures import BY_INDEX
+from gateway.ledger.figures import Unsettled, read_unsettled
 from gateway.ledger.migrate import applied_version
 from gateway.ledger.pauses import Pause
 from gateway.ledger.queries import QUERIES
@@ -29,9 +29,6 @@ from gateway.operate.status.secrets import list_secrets
 from gateway.routes import Route
 from gateway.settings import Settings
 from gateway.sweep.sweeper import MISSED_ROUNDS
-
-MOST_COUNTED: Final = 10_001
-"""Of each handler and state: enough to know that there are more than ten thousand."""
 
 NEWEST_ORDERS: Final = 50
 MOST_CAUSES: Final = 50
@@ -151,17 +148,11 @@ async def read_handlers(
         if handler != REQUESTS
     }
     async with session.transaction(readonly=True):
-        await session.execute(BY_INDEX)
-        rows = await session.fetch(QUERIES["count_unfinished"], MOST_COUNTED, HOUR)
-    for row in rows:
-        place = row["route"], row["handler"]
-        state = found.setdefault(place, _empty(*place, figures))
-        _note_unfinished(state, row["status"], row["n"], row["oldest_at"])
-        state["waiting_turn"] += row["waiting_turn"]
-        state["dead_lately"] += row["lately"]
-    if sum(row["n"] for row in rows if row["status"] == "dead") >= MOST_COUNTED:
-        for state in found.values():  # of the dead the newest are counted, whosever they are
-            state["capped"] += ["dead"] if state["dead"] else []
+        unsettled, running = await read_unsettled(session)
+    for place, waiting in unsettled.items():
+        _note_unsettled(found.setdefault(place, _empty(*place, figures)), waiting)
+    for place, n in running.items():
+        found.setdefault(place, _empty(*place, figures))["running"] = n
     for state in found.values():
         is_idle = not (state["pending"] or state["running"])
         if workers and not is_idle and f"{state['route']} {state['handler']}" not in served:
@@ -173,20 +164,15 @@ async def read_handlers(
     return [found[place] for place in sorted(found)]
 
 
-def _note_unfinished(
-    state: HandlerState, status: str, count: int, oldest_at: datetime | None
-) -> None:
-    if count >= MOST_COUNTED:
-        count = MOST_COUNTED - 1
-        if status != "dead":
-            state["capped"].append(status)
-    match status:
-        case "pending":
-            state["pending"], state["oldest_due_at"] = count, oldest_at
-        case "running":
-            state["running"] = count
-        case "dead":
-            state["dead"] = count
+def _note_unsettled(state: HandlerState, found: Unsettled) -> None:
+    state["pending"] = found.due + found.later + found.held
+    state["oldest_due_at"] = found.oldest_due_at
+    state["waiting_turn"] = found.held
+    state["dead"], state["dead_lately"] = found.dead, found.dead_lately
+    if found.most in (found.due, found.later, found.held):
+        state["capped"].append("pending")
+    if found.dead == found.most:
+        state["capped"].append("dead")
 
 
 async def _note_waits(session: Session, found: dict[tuple[str, str], HandlerState]) -> None:
