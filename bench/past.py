@@ -72,18 +72,20 @@ cross join unnest(
     '{accepted,duplicate,BAD_SIGNATURE,acknowledged,done,retry,dead}'::text[]
 ) as o (outcome)
 """
+TOGETHER = """
+insert into gateway.tallies (minute, route, handler, outcome, n, times)
+select minute, '', case when handler = '' then '' else '*' end, outcome, sum(n), max(times)
+from gateway.tallies group by 1, 2, 3, 4
+"""
 HOURS = """
 insert into gateway.tally_hours (hour, route, handler, outcome, n, times)
 select date_trunc('hour', minute, 'UTC'), route, handler, outcome, sum(n), max(times)
 from gateway.tallies group by 1, 2, 3, 4
-union all
-select date_trunc('hour', minute, 'UTC'), '', case when handler = '' then '' else '*' end, outcome,
-       sum(n), max(times)
-from gateway.tallies group by 1, 2, 3, 4
 """
 TOTALS = """
 insert into gateway.totals (route, handler, outcome, n, last_at)
-select route, handler, outcome, sum(n), max(minute) from gateway.tallies group by 1, 2, 3
+select route, handler, outcome, sum(n), max(minute) from gateway.tallies
+where route <> '' group by 1, 2, 3
 """
 AUDIT = """
 insert into gateway.audit (at, actor, action, delivery_id, route, event_id)
@@ -148,7 +150,7 @@ def make_past(database: Database, past: Past, tell: Callable[[int], None]) -> No
             tell(min(first + CHUNK - 1, settled))
         database.execute(ATTEMPTS)
         database.execute(TALLIES, ROUTES, TIMES)
-    for statement in (HOURS, TOTALS, AUDIT, ORDERS, RUNS):
+    for statement in (TOGETHER, HOURS, TOTALS, AUDIT, ORDERS, RUNS):
         database.execute(statement)
     database.execute(REJECTED, ROUTES, body)
     database.execute("vacuum analyze")

@@ -49,7 +49,7 @@ class History:
 
 
 async def read_history(ledger: Executor, span: Span) -> History:
-    """Reads as many rows as there are steps, routes, handlers and outcomes, however many events."""
+    """Reads as many rows as there are steps and outcomes, however many events and handlers."""
     by_hour = span.step >= HOUR
     name = "history_by_hour" if by_hour else "history_by_minute"
     start: datetime = await ledger.fetchval(

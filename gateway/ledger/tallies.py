@@ -46,8 +46,8 @@ REQUESTS: Final = ""
 
 ALL_ROUTES: Final = ""
 ALL_HANDLERS: Final = "*"
-"""Under these the hours have everything together, so that looking back costs the same however many
-there are."""
+"""Under these minutes and hours have everything together, so that looking back costs the same
+however many there are."""
 
 ACKNOWLEDGED: Final = "acknowledged"
 """Verified requests that were answered, whatever with: the outcome that has their times."""

@@ -3,14 +3,13 @@
 select date_trunc($1, now(), 'UTC') - $2::interval;
 
 -- name: history_by_minute
--- What happened in each minute since a moment, of all routes and of all handlers (primary key).
-select minute as at, handler = '' as is_request, outcome, sum(n)::bigint as n
+-- What happened in each minute since a moment; all routes together are under an empty one (primary key).
+select minute as at, handler = '' as is_request, outcome, n
 from gateway.tallies
-where minute >= $1 and minute <= now()
-group by minute, handler = '', outcome;
+where minute >= $1 and minute <= now() and route = '';
 
 -- name: history_by_hour
--- The same by the hour, which has all of them together under an empty route.
+-- The same by the hour.
 select hour as at, handler = '' as is_request, outcome, n
 from gateway.tally_hours
 where hour >= $1 and hour <= now() and route = '';
@@ -20,7 +19,7 @@ where hour >= $1 and hour <= now() and route = '';
 select handler = '' as is_request, place - 1 as bucket, sum(took)::bigint as n
 from gateway.tallies
 cross join unnest(times) with ordinality as t (took, place)
-where minute >= $1 and minute <= now() and outcome = any ($2::text[]) and took > 0
+where minute >= $1 and minute <= now() and route = '' and outcome = any ($2::text[]) and took > 0
 group by handler = '', place;
 
 -- name: times_by_hour

@@ -63,13 +63,14 @@ async def read_figures(ledger: Executor, now: datetime) -> Figures:
     """Reads them."""
     hour: dict[Place, dict[str, int]] = defaultdict(dict)
     minutes: dict[Place, dict[str, int]] = defaultdict(dict)
-    times: dict[Place, dict[int, int]] = defaultdict(dict)
+    times: dict[Place, dict[int, int]] = {}
     for row in await ledger.fetch(QUERIES["sum_tallies"], now - HOUR, now - MINUTES):
         place = row["route"], row["handler"]
         hour[place][row["outcome"]] = row["n"]
         minutes[place][row["outcome"]] = row["lately"]
     for row in await ledger.fetch(QUERIES["sum_times"], now - HOUR, [ACKNOWLEDGED, *RUNS]):
-        times[row["route"], row["handler"]][row["bucket"]] = row["n"]
+        buckets = enumerate(row["times"])
+        times[row["route"], row["handler"]] = {bucket: n for bucket, n in buckets if n}
     totals = await ledger.fetch(QUERIES["list_totals"])
     return Figures(
         hour=hour,
