@@ -8,7 +8,13 @@ from arq.connections import ArqRedis
 from arq.constants import default_queue_name
 from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio import UnixDomainSocketConnection as SocketConnection
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeout
 
@@ -58,7 +64,7 @@ def _watched_pool(place: RedisUrl) -> ConnectionPool:
     return _WatchedPool(  # type: ignore[no-untyped-call]  # as much of redis-py
         place.master,
         _Watchers(place.hosts, sentinel_kwargs=watchers),  # type: ignore[no-untyped-call]
-        ssl=place.is_encrypted,
+        connection_class=_EncryptedToMaster if place.is_encrypted else _ToMaster,
         db=place.database,
         **settings,
         **place.credentials,
@@ -80,6 +86,17 @@ def _settings(place: RedisUrl) -> dict[str, Any]:
 class _Watchers(Sentinel):
     """The Sentinels, who are asked one after the other, from the last one that knew."""
 
+    _named: tuple[Redis, tuple[str, int]] | None = None
+    """Who answered last, and what."""
+
+    def doubt(self, address: tuple[str, int]) -> None:
+        """No master is there: whoever said so is asked last from now on. One that is cut off from
+        the others goes on naming a master that was replaced."""
+        if self._named is not None and self._named[1] == address:
+            sentinel, self._named = self._named[0], None
+            self.sentinels.remove(sentinel)
+            self.sentinels.append(sentinel)
+
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Where the master is. Raises MasterNotFoundError, and says what each of them said."""
         answers = []
@@ -93,7 +110,8 @@ class _Watchers(Sentinel):
             if state and self.check_master_state(state, service_name):
                 self.sentinels.remove(sentinel)
                 self.sentinels.insert(0, sentinel)
-                return state["ip"], state["port"]
+                self._named = sentinel, (state["ip"], state["port"])
+                return self._named[1]
             known = ", ".join(sorted(masters)) or "none"
             answers.append(
                 f"{_address(sentinel)}: says that it is down"
@@ -114,6 +132,29 @@ class _WatchedPool(SentinelConnectionPool):
         if inuse_connections:
             for sentinel in self.sentinel_manager.sentinels:
                 await sentinel.aclose()
+
+
+class _ToMaster(SentinelManagedConnection):
+    """Goes to where a Sentinel says, and tells when that was no master."""
+
+    async def connect_to(self, address: tuple[str, int]) -> None:
+        try:
+            await super().connect_to(address)  # type: ignore[no-untyped-call]
+        except (RedisError, OSError, TimeoutError):
+            self.connection_pool.sentinel_manager.doubt(address)
+            raise
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Of a server that takes no writes, redis-py makes a lost connection."""
+        try:
+            return await super().read_response(*args, **options)
+        except RedisConnectionError:
+            self.connection_pool.sentinel_manager.doubt((self.host, self.port))
+            raise
+
+
+class _EncryptedToMaster(_ToMaster, SSLConnection):
+    """The same, with TLS."""
 
 
 def _address(sentinel: Redis) -> str:

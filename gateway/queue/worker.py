@@ -62,10 +62,11 @@ async def listen_forever(
     """An arq worker that is started anew whenever Redis ended it; meanwhile the sweep works."""
     delay_s = RESTART_S[0]
     link = link or Link()
+    redis = connect_redis(url)  # once: it remembers which Sentinel was wrong
     while True:
         started = asyncio.get_running_loop().time()
         try:
-            await _listen(url, hint, link)
+            await _listen(redis, hint, link)
         except Exception as error:  # arq and redis-py run here: whatever ends them, we go on
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 delay_s = RESTART_S[0]
@@ -101,8 +102,7 @@ class _WokenWorker(arq.worker.Worker):
         await super()._poll_iteration()
 
 
-async def _listen(url: str, hint: Callable[[list[int]], None], link: Link) -> None:
-    redis = connect_redis(url)
+async def _listen(redis: ArqRedis, hint: Callable[[list[int]], None], link: Link) -> None:
     worker = _WokenWorker(redis, hint)
     work = worker.async_run(), worker.wake_forever(link)
     running = [asyncio.create_task(part) for part in work]

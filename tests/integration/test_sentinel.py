@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from arq.connections import ArqRedis
@@ -136,6 +137,21 @@ async def test_sentinels_that_are_all_away_are_told_of_once_and_work_goes_on(
     [line] = [line for line in logs if line["event"] == "redis_away"]
     assert line["error"].count("127.0.0.1:") >= 3
     assert not any(secret in str(logs) for secret in (PASSWORD, SENTINEL_PASSWORD))
+
+
+@pytest.mark.parametrize("of", ["a dead server", "a replica"])
+async def test_a_sentinel_that_is_wrong_keeps_nobody_from_the_others(
+    redis_set: Watched, tmp_path: Path, of: str
+) -> None:
+    with watched(tmp_path, nodes=1, sentinels=1) as other:
+        [wrong], [dead] = other.sentinels, other.nodes
+        dead.kill()
+        wrong.mislead(dead if of == "a dead server" else redis_set.replica())
+        url = redis_set.url.replace("@", f"@{wrong.host}:{wrong.port},")
+        hand_off = HandOff(connect_redis(url), max_depth=1000)
+        async with listening(url) as heard:
+            await until(partial(sent, hand_off, heard, 1))
+        await hand_off.stop()
 
 
 @pytest.mark.parametrize("of", ["servers", "sentinels"])

@@ -23,6 +23,7 @@ SENTINEL_PASSWORD: Final = "secret-of-the-sentinels"
 START_S: Final = 20.0
 STOP_S: Final = 10.0
 FAIL_OVER_S: Final = 60.0
+BLIND_MS: Final = 600_000
 
 NODE: Final = """
 bind {host}
@@ -116,6 +117,13 @@ class Node:
         ) as client:
             return client.execute_command(*command)
 
+    def mislead(self, node: "Node") -> None:
+        """Lets a sentinel name this node for a while, whatever becomes of it."""
+        self.ask("SENTINEL", "REMOVE", MASTER)
+        self.ask("SENTINEL", "MONITOR", MASTER, node.host, str(node.port), "1")
+        self.ask("SENTINEL", "SET", MASTER, "down-after-milliseconds", str(BLIND_MS))
+        self.ask("SENTINEL", "SET", MASTER, "auth-pass", node.password)
+
     def kill(self) -> None:
         """kill -9."""
         if self._process is not None and self._process.poll() is None:
@@ -208,6 +216,11 @@ class Watched:
         """The data node that the sentinels name."""
         address = self._named_by(self._alive()[0])
         return next(node for node in self.nodes if node.address == address)
+
+    def replica(self) -> Node:
+        """A data node that is not the master."""
+        master = self.master()
+        return next(node for node in self.nodes if node is not master)
 
     def fail_over(self) -> Node:
         """Orders it, both nodes alive; returns the new master, when they all name it."""
