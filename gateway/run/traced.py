@@ -1,5 +1,6 @@
 """What a handler does outside itself, as spans of its run: statements, and requests."""
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -15,6 +16,9 @@ from gateway.run.context import Database
 from gateway.traces.spans import HEADER, Calling, Traces, Value, fail
 
 TEXT_CHARS: Final = 1_000
+VERB: Final = re.compile(r"\s*([a-z]{1,20})\b", re.IGNORECASE)
+"""What a statement begins with. `select'...'` is one, too, and the rest of it is not to be told."""
+STATEMENT: Final = "statement"
 POSTGRES: Final = {"db.system.name": "postgresql"}
 FAILED: Final = 400
 GOOD: Final = frozenset({Outcome.DONE, Outcome.SKIPPED})
@@ -59,9 +63,9 @@ class TracedDatabase(Database):
             await super().complete(lease, chain=chain)
 
     def _statement(self, query: str) -> Calling:
-        words = query.split(maxsplit=1)
+        verb = VERB.match(query)
         told = {"db.query.text": query[:TEXT_CHARS]} if self._tells_text else {}
-        return self._traces.calling(words[0].lower()[:20] if words else "", {**POSTGRES, **told})
+        return self._traces.calling(verb[1].lower() if verb else STATEMENT, {**POSTGRES, **told})
 
 
 class TracedClient(httpx.AsyncClient):

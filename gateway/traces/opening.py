@@ -1,11 +1,14 @@
 """Whether there are traces, and of what."""
 
-from typing import TYPE_CHECKING, Literal
+import os
+from typing import TYPE_CHECKING, Final, Literal
 
 from gateway.errors import ConfigInvalid, Problem
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
     from gateway.traces.spans import Traces
+
+HEADERS: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 
 
 def open_traces(*, on: bool, process: Literal["serve", "worker"]) -> "Traces | None":
@@ -13,13 +16,24 @@ def open_traces(*, on: bool, process: Literal["serve", "worker"]) -> "Traces | N
     if not on:
         return None
     try:
-        from gateway.traces.spans import Traces  # 0.2 s, and an extra
+        return _open(process)
     except ImportError as error:
-        problem = Problem(
-            file="environment",
-            key="GATEWAY_TRACES",
-            found=f"on, without OpenTelemetry ({error})",
-            expected="its packages: pip install 'webhook-gateway-server[traces]'",
-        )
-        raise ConfigInvalid([problem]) from error
+        found = f"on, without OpenTelemetry ({error})"
+        expected = "its packages: pip install 'webhook-gateway-server[traces]'"
+        raise ConfigInvalid([_problem("GATEWAY_TRACES", found, expected)]) from error
+    except ValueError as error:
+        told = _problem("OTEL_...", str(error), "what OpenTelemetry takes")
+        raise ConfigInvalid([told]) from error
+
+
+def _open(process: str) -> "Traces":
+    from gateway.traces.spans import Traces, can_read_headers  # 0.2 s, an extra, reads OTEL_...
+
+    for key in HEADERS:
+        if not can_read_headers(os.environ.get(key, "")):
+            raise ConfigInvalid([_problem(key, "what is no list", "name=value,name=value")])
     return Traces.exporting(process)
+
+
+def _problem(key: str, found: str, expected: str) -> Problem:
+    return Problem(file="environment", key=key, found=found, expected=expected)
