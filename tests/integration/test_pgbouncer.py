@@ -277,6 +277,23 @@ async def test_an_effect_is_called_once_through_a_lost_pooler(
     assert "retry" not in await ledger.outcomes(), "a lost pooler burns no attempt"
 
 
+async def test_one_server_more_than_handlers_may_hold_is_enough(
+    pooled_url: str, ledger: Reader
+) -> None:
+    """Where they may hold them all, `ctx.once` waits for a server, and they wait for it."""
+    calls: list[str] = []
+
+    async def send(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        await ctx.once("mail", lambda: calls.append(event.id))
+
+    await claim_all(pooled_url, [make_claim() for _ in range(30)])
+    async with working(pooled_url, subscribe(send), concurrency=16, handler_connections=FEW - 1):
+        await until(partial(is_done, ledger, 30))
+    assert len(calls) == len(set(calls)) == 30
+    assert set(await ledger.outcomes()) == {"done"}
+
+
 async def test_a_pooler_that_is_restarted_under_load_loses_nothing_and_repeats_nothing(
     engine_dir: Path, postgres: Postgres, database_url: str, ledger: Reader
 ) -> None:

@@ -6,7 +6,13 @@ from typing import Any, Final
 
 from gateway.development import read_up
 from gateway.errors import SchemaMismatch, StorageUnavailable
-from gateway.ledger.budget import SERVE_CONNECTIONS, Room, read_room, worker_connections
+from gateway.ledger.budget import (
+    SERVE_CONNECTIONS,
+    Room,
+    handler_connections,
+    read_room,
+    worker_connections,
+)
 from gateway.ledger.connection import Connection
 from gateway.ledger.migrate import applied_version, check_version, read_migrations
 from gateway.ledger.queries import QUERIES
@@ -175,8 +181,9 @@ def _connections(settings: Settings, room: Room | None) -> Finding:
     if room is None:
         return ok(
             POSTGRES,
-            f"reached through a pooler, whose limits this cannot see: {told}"
-            " (PgBouncer: max_client_conn, default_pool_size)",
+            f"reached through a pooler, whose limits this cannot see: {told} (max_client_conn);"
+            f" the handlers of a worker hold up to {handler_connections(settings)} servers, and"
+            " there must be more than all workers' hold (default_pool_size): docs/production.md",
         )
     allowed = f"{room.most} connections are allowed ({room.by}), {room.in_use} are in use: {told}"
     if per_worker + SERVE_CONNECTIONS > room.most:
