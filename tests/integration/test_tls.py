@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,23 @@ async def test_a_postgres_that_speaks_no_tls_is_refused(
         pytest.raises(StorageUnavailable, match="rejected SSL upgrade"),
     ):
         await connect(url_of(plain.port, authority), name="test")
+
+
+async def test_a_certificate_that_has_expired_is_refused(
+    engine_dir: Path, postgres: Postgres, authority: Authority
+) -> None:
+    expired = authority.sign("expired", "localhost", until=-timedelta(hours=1))
+    with (
+        pgbouncer(
+            engine_dir / "expired",
+            postgres.url,
+            client_tls_sslmode="require",
+            client_tls_cert_file=str(expired.certificate),
+            client_tls_key_file=str(expired.key),
+        ) as pooler,
+        pytest.raises(StorageUnavailable, match="not trusted: certificate has expired"),
+    ):
+        await connect(url_of(pooler.port, authority), name="test")
 
 
 async def test_both_ways_of_a_pooler_are_encrypted(

@@ -36,10 +36,10 @@ class Authority:
         self.file = directory / f"{name}.pem"
         self.file.write_bytes(_pem(own.sign(self._key, hashes.SHA256())))
 
-    def sign(self, name: str, *hosts: str) -> Pair:
-        """For a server of these hosts, or a client of this name."""
+    def sign(self, name: str, *hosts: str, until: timedelta = DAY) -> Pair:
+        """For a server of these hosts, or a client of this name; good until so long from now."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(name, self._name, key)
+        builder = _builder(name, self._name, key, until)
         if hosts:
             names = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
             builder = builder.add_extension(names, False)
@@ -59,7 +59,9 @@ class Authority:
         return pair
 
 
-def _builder(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    name: str, issuer: str, key: ec.EllipticCurvePrivateKey, until: timedelta = DAY
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -68,7 +70,7 @@ def _builder(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.Ce
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - DAY)
-        .not_valid_after(now + DAY)
+        .not_valid_after(now + until)
     )
 
 
