@@ -43,14 +43,14 @@ def panels() -> list[Panel]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """What the panels ask, as Grafana would with everything chosen."""
+    """What the panels ask, as Grafana would with everything chosen of the only gateway."""
     for panel in panels():
         for target in panel["targets"]:
             yield panel["title"], as_sent(target["expr"])
 
 
 def as_sent(expression: str) -> str:
-    filled = expression.replace("$__rate_interval", "5m")
+    filled = expression.replace("$__rate_interval", "5m").replace("$namespace", "")
     return re.sub(r"\$\{?(route|handler|instance)\}?", ".*", filled)
 
 
@@ -74,7 +74,7 @@ def scraping(project: Project, *urls: str) -> Iterator[tuple[str, Running]]:
     config = {
         "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
         "rule_files": [str(ALERTS)],
-        "scrape_configs": [{"job_name": "gateway", "static_configs": [{"targets": targets}]}],
+        "scrape_configs": [{"job_name": "gateway-serve", "static_configs": [{"targets": targets}]}],
     }
     project.write("prometheus.yaml", yaml.safe_dump(config))
     command = [

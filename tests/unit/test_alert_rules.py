@@ -25,6 +25,8 @@ class Case(NamedTuple):
     good: Series
     at: str = "1h"
     step: str = "1m"
+    beside: bool = True
+    """Whether it is seen beside another gateway that is well."""
 
 
 def requests(outcome: str, values: str) -> Series:
@@ -40,9 +42,18 @@ def counter(name: str, good: str = "0x90", bad: str = "0+1x90", labels: str = SE
     return gauge(name, bad, good, labels)
 
 
-def build(version: str, instance: str) -> str:
+def build(version: str, instance: str, namespace: str = "") -> str:
     labels = f'version="{version}",schema="17",process="serve",instance="{instance}"'
-    return f"gateway_build_info{{{labels}}}"
+    return told_in(namespace, f"gateway_build_info{{{labels}}}")
+
+
+def told_in(namespace: str, name: str) -> str:
+    """A series with the label of its gateway, if it has none yet."""
+    if not namespace or 'namespace="' in name:
+        return name
+    metric, _, labels = name.removesuffix("}").partition("{")
+    label = f'namespace="{namespace}"'
+    return f"{metric}{{{labels},{label}}}" if labels else f"{metric}{{{label}}}"
 
 
 def attempts(done: str, retry: str) -> Series:
@@ -60,10 +71,21 @@ def slow(le: str) -> Series:
 
 
 GAPS: Final = 'gateway_reconcile_gaps{route="stripe",status="unrecoverable"}'
+WORKER_UP: Final = 'up{instance="w1",job="gateway-worker"}'
 OLDEST: Final = f"gateway_backlog_oldest_seconds{{{PLACE}}}"
 CASES: Final[dict[str, list[Case]]] = {
-    "GatewayDown": [gauge("up", "0x90", "1x90")],
-    "GatewayNoServe": [Case({"up": "1x90"}, {build("1", "g1"): "1x90"})],
+    "GatewayDown": [
+        gauge("up", "0x90", "1x90"),
+        gauge("up", "0x90", "1x90", labels='job="webhook-gateway/gateway-worker"'),
+        Case(  # somebody else's gateway is not ours to page for
+            {f"up{{{SERVE}}}": "0x90"}, {'up{instance="a",job="api-gateway"}': "0x90"}
+        ),
+    ],
+    "GatewayNoServe": [
+        Case({WORKER_UP: "1x90"}, {WORKER_UP: "1x90", build("1", "g1"): "1x90"}),
+        Case({f"up{{{SERVE}}}": "0x90"}, {build("1", "g1"): "1x90"}),
+        Case({"up": "1x90"}, {build("1", "g1"): "1x90"}, beside=False),  # nothing is scraped
+    ],
     "GatewayNotTaken": [
         Case(requests("UNAVAILABLE", "0+1x90"), requests("UNAVAILABLE", "7x90")),
     ],
@@ -123,7 +145,15 @@ CASES: Final[dict[str, list[Case]]] = {
             {build("1", "g1"): "1x240", build("2", "g2"): "1x240"},
             {build("1", "g1"): "1x240", build("1", "g2"): "1x240"},
             at="3h",
-        )
+        ),
+        Case(  # two gateways, each of its own version
+            {build("1", "g1"): "1x240", build("2", "g2"): "1x240"},
+            {
+                build("1", "g1", namespace="b"): "1x240",
+                build("2", "g2", namespace="c"): "1x240",
+            },
+            at="3h",
+        ),
     ],
     "GatewayNoWorker": [gauge("gateway_workers", "0x90", "3x90")],
     "GatewayBacklogOld": [
@@ -193,6 +223,11 @@ def _firing(alert: str, case: Case, series: Series, n: int | None) -> dict[str, 
     }
 
 
+def _in(namespace: str, series: Series) -> Series:
+    """The same, told by one gateway of several that a Prometheus scrapes."""
+    return {told_in(namespace, name): values for name, values in series.items()}
+
+
 def _write_tests(directory: Path, rule: Rule) -> Path:
     """Of one alert alone: promtool evaluates every rule that it is given, all of the time."""
     alert, cases = rule["alert"], CASES[rule["alert"]]
@@ -208,6 +243,13 @@ def _write_tests(directory: Path, rule: Rule) -> Path:
             for group in (
                 _firing(alert, case, case.bad, 1),
                 _firing(alert, case, case.good, None),
+                _firing(
+                    alert,
+                    case,
+                    _in("a", case.bad) | _in("b", case.good),
+                    1 if case.beside else None,
+                ),
+                _firing(alert, case, _in("a", case.good) | _in("b", case.good), None),
             )
         ],
     }

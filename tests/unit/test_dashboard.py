@@ -10,6 +10,7 @@ import yaml
 from tests.support.prometheus import (
     ALERTS,
     DASHBOARD,
+    METRIC,
     SUFFIX,
     Panel,
     dashboard,
@@ -22,7 +23,7 @@ from tests.support.prometheus import (
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 DOCUMENTED: Final = set(re.findall(r"^\| `((?:gateway|process)_\w+)`", PAGE, flags=re.MULTILINE))
-SHARED: Final = {"datasource", "instance", "route", "handler"}
+SHARED: Final = {"datasource", "namespace", "instance", "route", "handler"}
 WIDTH: Final = 24
 KINDS: Final = {"stat", "timeseries", "table"}
 
@@ -94,6 +95,17 @@ def test_what_every_process_tells_of_the_ledger_is_not_added_up() -> None:
             assert re.search(rf"\b(max|min)\b( by \([^)]*\))? \({name}|(max|min)\({name}", expr), (
                 title
             )
+
+
+def test_every_query_is_about_the_gateway_that_was_chosen() -> None:
+    """And about one: what two ledgers hold must not be mixed."""
+    asked = [target["expr"] for panel in panels() for target in panel["targets"]]
+    variables = {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
+    asked += [variables[name]["definition"] for name in ("instance", "route", "handler")]
+    for expr in asked:
+        assert expr.count('namespace=~"$namespace"') == len(METRIC.findall(expr)), expr
+    chosen = variables["namespace"]
+    assert (chosen["multi"], chosen["includeAll"]) == (False, False)
 
 
 def test_prometheus_can_read_every_query(tmp_path: Path) -> None:
