@@ -33,6 +33,9 @@ LIBRARIES: Final = (
 """Which CPython is linked to; the real base image has them too."""
 
 PATHS: Final = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+MOST_MB: Final = 150
+"""Of our own, above the base image: what we depend on, and bytecode."""
+
 MUST_NOT_BE_THERE: Final = ("pip", "gcc", "cc", "make", "git", "curl")
 
 
@@ -170,9 +173,10 @@ def main() -> None:
         build(builder)
         with mounted(builder) as (root, about):
             check(root, about)
-            own = sum(f.lstat().st_size for f in (root / "opt/gateway").rglob("*"))
+            own_mb = sum(f.lstat().st_size for f in (root / "opt/gateway").rglob("*")) / 1e6
+            assert own_mb < MOST_MB, f"the image has {own_mb:.0f} MB of our own"
             asyncio.run(run(root, about, directory))
-        sys.stdout.write(f"built, read-only, an event through it; {own / 1e6:.0f} MB of our own\n")
+        sys.stdout.write(f"built, read-only, an event through it; {own_mb:.0f} MB of our own\n")
 
 
 main()
