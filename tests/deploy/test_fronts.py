@@ -1,6 +1,7 @@
 """The shipped nginx and Caddy files keep the bytes, the address and the shape of answers."""
 
 import asyncio
+import hmac
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.deploy.files import text_of
 from tests.deploy.fronts import Answer, Front, Start, caddy, listening, nginx
 from tests.support.processes import (
     ROUTES,
+    STRIPE_SECRET,
     Project,
     Serving,
     free_port,
@@ -37,6 +39,18 @@ BODIES = {
 }
 
 
+ODD = """  odd:
+    provider: hmac
+    secrets: [env:STRIPE_WEBHOOK_SECRET]
+    scheme:
+      signature: {at: header.x_odd_signature}
+      signed: "{body}"
+      id: digest
+      type: json.type
+"""
+"""A sender whose header nginx takes for a mistake, unless it is told otherwise."""
+
+
 def upstream_of(serving: Serving) -> int:
     return int(serving.url.rpartition(":")[2])
 
@@ -47,7 +61,7 @@ def behind(module_project: Project) -> Iterator[Serving]:
     project = module_project
     # Patient: 25 MiB are stored beside other tests.
     more = f"    allow: [{SENDER}]\n    ack_within: 25s\n    receive_within: 25s\n"
-    project.write("config/routes.yaml", f"{ROUTES}{more}")
+    project.write("config/routes.yaml", f"{ROUTES}{more}{ODD}")
     token = "the-admin-token-of-the-suite"
     with project.serve(GATEWAY_TRUSTED_PROXIES="127.0.0.1", GATEWAY_ADMIN_TOKEN=token) as process:
         asyncio.run(process.ready())
@@ -126,6 +140,13 @@ def test_what_is_too_large_is_refused_in_one_shape(front: Front, excess: int, ve
 def test_a_wrong_signature_is_refused_by_serve(front: Front) -> None:
     answer = front.send("/webhooks/stripe", b"{}", {"Stripe-Signature": "t=1,v1=00"})
     assert (answer.status, answer.body) == (403, b'{"error":"BAD_SIGNATURE"}')
+
+
+def test_headers_pass_whatever_they_are_called(front: Front) -> None:
+    body = unique(b'{"type":"odd","n":"%s"}')
+    signature = hmac.new(STRIPE_SECRET.encode(), body, "sha256").hexdigest()
+    answer = front.send("/webhooks/odd", body, {"X_Odd_Signature": signature})
+    assert (answer.status, b"accepted" in answer.body) == (200, True), answer
 
 
 def test_the_sender_is_who_connects_to_the_front(front: Front) -> None:
