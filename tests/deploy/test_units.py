@@ -14,12 +14,14 @@ from tests.deploy.machine import ENVIRON, UNITS, Machine, booted, running
 from tests.deploy.reach import Reach
 from tests.deploy.roles import run_roles
 from tests.support.processes import (
+    GITHUB_SECRET,
     ROUTES,
     STRIPE_SECRET,
     Project,
     Running,
     Serving,
     free_port,
+    github_request,
     stripe_request,
 )
 from tests.support.waiting import until
@@ -141,7 +143,7 @@ def install(machine: Machine, settings: dict[str, dict[str, str]]) -> None:
         text = "".join(f"{key}={value}\n" for key, value in {**ENVIRON, **values}.items())
         machine.write(f"/etc/gateway/{name}.env", text, mode="600")
     machine.write("/etc/gateway/secrets/stripe", f"{STRIPE_SECRET}\n", mode="640")
-    machine.write("/etc/gateway/secrets/github", "of GitHub\n", mode="640")
+    machine.write("/etc/gateway/secrets/github", f"{GITHUB_SECRET}\n", mode="640")
 
 
 async def test_a_real_systemd_runs_them_reloads_them_and_stops_them(
@@ -179,6 +181,42 @@ async def test_a_real_systemd_runs_them_reloads_them_and_stops_them(
         for unit in (serve, worker):
             assert machine.shows(unit, "Result") == "success", machine.journal()
             assert machine.shows(unit, "ExecMainStatus") == "0"
+
+
+NOWHERE: Final = {"GATEWAY_DATABASE_URL": "postgresql://gateway@127.0.0.1:1/gateway"}
+
+
+async def test_a_machine_that_starts_without_postgres_takes_events_and_keeps_them(
+    settings: dict[str, dict[str, str]],
+    reach: Reach,
+    project: Project,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    serve = "gateway-serve.service"
+    url = f"http://127.0.0.1:{settings['serve']['GATEWAY_PORT']}"
+    with booted(project.directory, tmp_path_factory.mktemp("machine")) as machine:
+        await running(machine)
+        install(machine, {name: {**values, **NOWHERE} for name, values in settings.items()})
+        machine.does("systemctl", "start", serve)
+        assert machine.shows("gateway-migrate.service", "ActiveState") != "active"
+        body, headers = github_request("a-guid")
+        serving = Serving(_of(machine), url)
+        answer = await serving.post(body, headers, path="/webhooks/github")
+        assert answer.status_code == 200, machine.journal()
+
+        install(machine, settings)
+        run_roles(reach)
+        machine.does("systemctl", "restart", serve)
+        assert await until(lambda: _claimed(reach.database_url)) == ["a-guid"]
+
+
+async def _claimed(url: str) -> list[str]:
+    connection = await asyncpg.connect(url)
+    try:
+        rows = await connection.fetch("select event_id from gateway.processed_events")
+        return [row["event_id"] for row in rows]
+    finally:
+        await connection.close()
 
 
 def _of(machine: Machine) -> Running:
