@@ -1,5 +1,7 @@
 """The command line: thin, one file per group of commands."""
 
+import os
+import signal
 import sys
 
 import typer
@@ -36,6 +38,8 @@ from gateway.notation.problems import refusals
 FAILED = 1
 MISCONFIGURED = 2
 INTERRUPTED = 130
+TERMINATED = 143
+FIRST_PROCESS = 1
 
 app = typer.Typer(
     name="gateway",
@@ -54,8 +58,16 @@ for group in (
 join_lines(app)
 
 
+def _hear_sigterm() -> None:
+    """The first process of a container gets no signal that it has no handler for: told to stop
+    before it works, it would go on until it is killed. `serve` and `worker` have their own then."""
+    if os.getpid() == FIRST_PROCESS:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+
+
 def main() -> None:
     """Runs a command; an error of ours is one line, and the exit code tells whose it is."""
+    _hear_sigterm()
     try:
         app()
     except ConfigInvalid as error:

@@ -65,7 +65,7 @@ class Sandbox:
             *("--proc", "/proc", "--dev", "/dev"),
             *("--bind", str(self.state), STATE, "--remount-ro", "/"),
             *("--unshare-user", "--uid", USER_ID, "--gid", GROUP_ID, "--cap-drop", "ALL"),
-            *("--unshare-pid", "--die-with-parent", "--new-session"),
+            *("--unshare-pid", "--as-pid-1", "--die-with-parent", "--new-session"),
             *("--chdir", DIRECTORY, "--", *command),
         ]
 
@@ -84,12 +84,9 @@ class Contained(Running):
 
 
 def _first_of(holder: int) -> int:
-    """The process that was asked for: below the holder and below the sandbox's own first one."""
-    process = holder
-    for _ in range(2):
-        children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii")
-        process = int(children.split()[0])
-    return process
+    """The process that was asked for, which has the number 1 inside: below the holder."""
+    children = Path(f"/proc/{holder}/task/{holder}/children").read_text(encoding="ascii")
+    return int(children.split()[0])
 
 
 def of_this_environment(environ: Mapping[str, str], **places: Path) -> Sandbox:

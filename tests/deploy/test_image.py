@@ -2,11 +2,13 @@
 
 import fnmatch
 import re
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gateway.cli import FAILED, TERMINATED
 from tests.deploy.dockerfile import (
     COMMAND,
     DIRECTORY,
@@ -18,7 +20,7 @@ from tests.deploy.dockerfile import (
 from tests.deploy.files import DEPLOY, PROJECT
 from tests.deploy.flow import make_sandbox, take_effect
 from tests.deploy.reach import Reach
-from tests.deploy.sandbox import STATE, Sandbox
+from tests.deploy.sandbox import SECONDS, STATE, Sandbox
 from tests.support.databases import run_sql
 
 # What the file says
@@ -109,6 +111,24 @@ async def test_an_event_takes_effect_where_nothing_but_the_volume_can_be_written
     """`make image` does the same with the image as it is built."""
     await run_sql(reach.database_url, (PROJECT / "handlers" / "schema.sql").read_text())
     await take_effect(sandbox, reach)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    # A worker has its own handler by then, and gives up together with the ledger.
+    [("serve", TERMINATED), ("migrate", TERMINATED), ("worker", FAILED)],
+)
+def test_who_is_told_to_stop_while_it_starts_stops(
+    sandbox: Sandbox, command: str, code: int
+) -> None:
+    """The kernel keeps signals without a handler from the first process of a container."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.settimeout(SECONDS)
+        url = f"postgresql://gateway@127.0.0.1:{mute.getsockname()[1]}/gateway"
+        with sandbox.started("gateway", command, GATEWAY_DATABASE_URL=url) as starting:
+            connection, _ = mute.accept()  # and it waits for an answer
+            with connection:
+                assert starting.stop() == code, starting.output
 
 
 def test_the_sandbox_of_these_tests_holds(sandbox: Sandbox) -> None:
