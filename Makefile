@@ -62,13 +62,13 @@ bench-quick: $(READY) ## the same without the growth stages, in two minutes
 	@$(BIN)/python -m bench --quick
 
 pythons: $(READY) ## the wheel in an empty environment of each Python that is claimed (SUITE="tests/unit" runs tests in each, too)
-	@$(BIN)/python -m release.pythons $(if $(SUITE),--suite $(SUITE))
+	@$(BIN)/python -m tests.release.pythons $(if $(SUITE),--suite $(SUITE))
 
 changes: $(READY) ## CHANGELOG.md: what is unreleased becomes the section of this version
-	@$(BIN)/python -m release.changes
+	@$(BIN)/python -m tests.release.changes
 
 release: $(RELEASING) ## build, check, try and describe what would be released; uploads nothing
-	@$(BIN)/python -m release
+	@$(BIN)/python -m tests.release
 
 image: $(READY) ## carry out deploy/Dockerfile without Docker, and send an event through the image, about 6 minutes
 	@$(BIN)/python -m tests.deploy

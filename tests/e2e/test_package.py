@@ -10,7 +10,7 @@ import trove_classifiers
 from packaging.metadata import Metadata
 
 import gateway
-from release.build import Built, build, unpack
+from tests.release.build import Built, build, unpack
 from tests.support.ledger import Reader
 from tests.support.processes import Project, stripe_request
 from tests.support.waiting import until

@@ -15,12 +15,12 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from referencing import Registry, Resource
 
-from release.__main__ import check, closing_words, git
-from release.changes import close_section, is_closed, read_version, sections
-from release.empty import ROOT
-from release.programs import StepFailed
-from release.pythons import claimed, find_interpreter
-from release.sbom import OURS, find_needs, make_sbom
+from tests.release.__main__ import check, closing_words, git
+from tests.release.changes import close_section, is_closed, read_version, sections
+from tests.release.empty import ROOT
+from tests.release.programs import StepFailed
+from tests.release.pythons import claimed, find_interpreter
+from tests.release.sbom import OURS, find_needs, make_sbom
 
 SCHEMAS = Path(cyclonedx.schema.__file__).parent / "_res"
 PACKAGES = Path(sysconfig.get_path("purelib"))
@@ -67,7 +67,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir()
     (directory / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
     (directory / "CHANGELOG.md").write_text(CHANGES)
-    monkeypatch.setattr("release.__main__.ROOT", directory)
+    monkeypatch.setattr("tests.release.__main__.ROOT", directory)
     for name in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{name}_NAME", "anna")
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "anna@example.com")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from release.programs import run
+from tests.release.programs import run
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 CONSTRAINTS: Final = ROOT / "deploy" / "constraints.txt"
 
 

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from release.build import Built, build, build_again, sha256
-from release.changes import close_section, is_closed, read_version
-from release.empty import CONSTRAINTS, ROOT, make_empty
-from release.programs import StepFailed, run
-from release.sbom import make_sbom
-from release.smoke import try_wheel
+from tests.release.build import Built, build, build_again, sha256
+from tests.release.changes import close_section, is_closed, read_version
+from tests.release.empty import CONSTRAINTS, ROOT, make_empty
+from tests.release.programs import StepFailed, run
+from tests.release.sbom import make_sbom
+from tests.release.smoke import try_wheel
 
 DIST: Final = ROOT / "dist"
 

@@ -7,7 +7,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from release.programs import StepFailed, run
+from tests.release.programs import StepFailed, run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

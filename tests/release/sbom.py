@@ -21,7 +21,7 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from release.programs import StepFailed
+from tests.release.programs import StepFailed
 
 OURS: Final = canonicalize_name("webhook-gateway-server")
 LICENSE: Final = "License :: "

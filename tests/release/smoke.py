@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from release.empty import CONSTRAINTS, Empty, make_empty
-from release.programs import StepFailed, run
+from tests.release.empty import CONSTRAINTS, Empty, make_empty
+from tests.release.programs import StepFailed, run
 
 READY_S: Final = 90.0
 DONE_S: Final = 30.0

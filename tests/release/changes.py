@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from release.empty import ROOT
-from release.programs import StepFailed
+from tests.release.empty import ROOT
+from tests.release.programs import StepFailed
 
 UNRELEASED: Final = "Unreleased"
 HEADING: Final = re.compile(r"^## (\S+)(?: - (\d{4}-\d\d-\d\d))?$", re.MULTILINE)

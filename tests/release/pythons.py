@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from release.build import build
-from release.empty import CONSTRAINTS, ROOT, make_empty
-from release.programs import StepFailed, run
-from release.smoke import try_wheel
+from tests.release.build import build
+from tests.release.empty import CONSTRAINTS, ROOT, make_empty
+from tests.release.programs import StepFailed, run
+from tests.release.smoke import try_wheel
 
 CLASSIFIER: Final = re.compile(r"Programming Language :: Python :: (3\.\d+)")
 
