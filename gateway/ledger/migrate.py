@@ -40,12 +40,13 @@ handler's open transaction would otherwise hold up for as long as it takes."""
 PAUSE_S: Final = 2.0
 """Until the next try: what has waited gets through."""
 PATIENCE_S: Final = 300.0
-TURN_S: Final = 300.0
-"""How long to wait for whoever else migrates."""
+WORK_S: Final = 86_400.0
+"""How long a step may work, and whoever else migrates has to wait: minutes for millions of rows."""
 
 HINDERED: Final = (asyncpg.LockNotAvailableError, *CONTENDED)
 
 OLDEST_CODE: Final = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
+ALTERED: Final = re.compile(r"^(?:alter table|drop table|cluster) (gateway\.\w+)", re.MULTILINE)
 
 log = structlog.get_logger("gateway.migrate")
 
@@ -67,6 +68,11 @@ class Migration:
         """The oldest schema version whose code still works with this one."""
         found = OLDEST_CODE.search(self.sql)
         return int(found[1]) if found else self.version
+
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """The tables that nobody else may use while it works, in the order of its text."""
+        return tuple(dict.fromkeys(ALTERED.findall(self.sql)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +144,7 @@ async def _alone(connection: Connection) -> AsyncIterator[None]:
     """A transaction in which nobody else migrates. The lock ends with it, so that it holds also
     through a pooler, which lends its sessions for no longer."""
     async with connection.transaction():
-        await connection.execute("select pg_advisory_xact_lock($1)", LOCK, timeout=TURN_S)
+        await connection.execute("select pg_advisory_xact_lock($1)", LOCK, timeout=WORK_S)
         yield
 
 
@@ -156,7 +162,8 @@ async def _apply_one(connection: Connection, migration: Migration) -> bool:
     """Whether it was still to be applied."""
     if await applied_version(connection) >= migration.version:
         return False
-    await connection.execute(migration.sql, timeout=3600)
+    await _lock_altered(connection, migration)
+    await connection.execute(migration.sql, timeout=WORK_S)
     await connection.execute(
         "insert into gateway.migrations (version, name, checksum, oldest_code)"
         " values ($1, $2, $3, $4)",
@@ -166,6 +173,21 @@ async def _apply_one(connection: Connection, migration: Migration) -> bool:
         migration.oldest_code,
     )
     return True
+
+
+async def _lock_altered(connection: Connection, migration: Migration) -> None:
+    """Everything at once, before the work: whoever gets the last lock only after minutes may find
+    it held by one who waits for the first, and has worked in vain."""
+    present = [
+        row["name"]
+        for row in await connection.fetch(
+            "select name from unnest($1::text[]) with ordinality as t (name, n)"
+            " where to_regclass(name) is not null order by n",
+            migration.altered,
+        )
+    ]
+    if present:
+        await connection.execute(f"lock table {', '.join(present)} in access exclusive mode")
 
 
 async def _in_one_commit(
@@ -208,7 +230,7 @@ async def _apply_schema(connection: Connection, file: SchemaFile) -> None:
     async def apply() -> bool:
         path = await users_search_path(connection)
         await connection.execute("select set_config('search_path', $1, true)", path)
-        await connection.execute(file.sql, timeout=3600)
+        await connection.execute(file.sql, timeout=WORK_S)
         # What it sets for its session (a dump does) is neither for the next file, nor for the next
         # client of a pooler.
         await connection.execute(forget_query(connection))

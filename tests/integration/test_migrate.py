@@ -10,8 +10,9 @@ import pytest
 
 from gateway.errors import CommandFailed, SchemaMismatch
 from gateway.ledger.connection import Connection
-from gateway.ledger.deliveries import replay
+from gateway.ledger.deliveries import lease_due, replay
 from gateway.ledger.migrate import (
+    Migration,
     SchemaFile,
     check_version,
     migrate,
@@ -27,6 +28,25 @@ WAITING = """
 select exists (select from pg_locks where not granted
                and database = (select oid from pg_database where datname = current_database()))
 """
+
+
+LONG = """
+alter table gateway.processed_events add column long integer;
+select pg_sleep(1.5);  -- deadlocks are looked for after a second, once
+alter table gateway.deliveries add column long integer;
+"""
+
+
+async def lease_forever(url: str) -> None:
+    """As through a pooler that keeps no prepared statements: each is read anew, with its locks in
+    the order in which it names the tables."""
+    connection = await asyncpg.connect(url, statement_cache_size=0)
+    try:
+        while True:
+            await lease_due(connection, 1, [("stripe", "h")], timedelta(seconds=30))
+            await asyncio.sleep(0.05)
+    finally:
+        await connection.close()
 
 
 async def migrate_at(url: str, *schema: SchemaFile) -> tuple[str, ...]:
@@ -221,6 +241,27 @@ async def test_a_migration_that_gets_no_lock_says_who_is_in_the_way_and_changes_
         await migrate_at(first_url)
     assert await reading.fetchval("select max(version) from gateway.migrations") == 1
     assert await reading.fetchval("select to_regtype('gateway.delivery_status')") is None
+
+
+async def test_a_migration_has_its_locks_before_it_works(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease holds `deliveries` and wants `processed_events`. Whoever works on these for minutes,
+    and only then wants the others, has worked in vain, at every try."""
+    await migrate_at(empty_database_url)
+    long = Migration(version=len(NAMES) + 1, name="long", sql=LONG)
+    known = (*read_migrations(), long)
+    monkeypatch.setattr("gateway.ledger.migrate.read_migrations", lambda: known)
+    monkeypatch.setattr("gateway.ledger.migrate.LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr("gateway.ledger.migrate.PAUSE_S", 0.1)
+    monkeypatch.setattr("gateway.ledger.migrate.PATIENCE_S", 5.0)
+    leasing = asyncio.create_task(lease_forever(empty_database_url))
+    try:
+        assert await migrate_at(empty_database_url) == ("long",)
+        assert not leasing.done()
+    finally:
+        leasing.cancel()
+        await asyncio.wait([leasing])
 
 
 async def test_nothing_to_do_waits_for_nobody(empty_database_url: str) -> None:
