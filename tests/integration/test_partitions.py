@@ -309,6 +309,28 @@ async def test_what_was_never_put_in_order_is_forgotten_all_the_same(
     assert [row["delivery_id"] for row in rows] == [two]
 
 
+async def test_a_clock_that_was_months_ahead_for_a_while_takes_no_unfinished_work(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    await prepare(connection, ROUTES)
+    _, dead, done = await claim(database_url, "pending", "dead", "done")
+    await finish(ledger, dead, "dead")
+    await finish(ledger, done)
+    await let_pass(ledger, 60)
+    await claim(database_url, "ahead")
+    await tend(connection, ROUTES)
+    assert await kept(ledger) == {"pending", "dead", "ahead"}
+    await let_pass(ledger, -60)
+    await claim(database_url, "back")
+    assert len(await ledger.rows("select from gateway.payloads_default")) == 1
+    for _ in range(2):  # what lies there keeps a table for its day from being made
+        await tend(connection, ROUTES)
+    assert await ledger.rows("select from gateway.payloads_default") == []
+    assert await kept(ledger) == {"pending", "dead", "ahead", "back"}
+    today = datetime.now(UTC).date()
+    assert {today + n * DAY for n in range(16, 24)} <= set(await days(ledger, "payloads"))
+
+
 async def test_an_open_transaction_that_has_read_payloads_stops_no_claim(
     database_url: str, ledger: Reader, connection: Connection
 ) -> None:
