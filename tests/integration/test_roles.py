@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +10,13 @@ import asyncpg
 import pytest
 
 from gateway.ledger.connection import Connection
+from gateway.ledger.deliveries import replay
+from gateway.ledger.partitions import tend
 from gateway.ledger.queries import QUERIES
+from gateway.ledger.retention import Pruner
+from gateway.model import Retention
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.partitions import let_pass
 
 ROLES_SQL: Final = (Path(__file__).parents[2] / "deploy" / "roles.sql").read_text(encoding="utf-8")
 SERVE, WORKER, OPERATOR, READONLY = ROLES = (
@@ -23,6 +30,7 @@ PAYLOADS: Final = {
     *(("events", "headers"), ("events", "body")),
 }
 """What no one sees who takes events in, or only looks."""
+DAY: Final = timedelta(days=1)
 GENERIC: Final = "force_generic_plan"
 UNREAD: Final = PAYLOADS | {
     *(("effects", "result"), ("effects", "sealed"), ("effects", "token")),
@@ -291,3 +299,27 @@ async def test_the_ledger_works_wherever_names_are_looked_up(owner: Connection) 
     )
     assert await owner.fetchval("select gateway.advance('r', 'h', 'k')") is None
     assert await owner.fetch("select gateway.lease_limited('r', 'h', 1, '1 s', 1, '1 s')") == []
+
+
+async def test_a_worker_forgets_days_whose_tables_are_not_its_own(
+    owner: Connection, database_url: str, ledger: Reader
+) -> None:
+    """What a function does is refused only when it is run."""
+    kept = {"stripe": Retention(key=35 * DAY, payload=14 * DAY, dead=90 * DAY)}
+    claims = [make_claim(f"evt_{n}") for n in range(3)]
+    ids = [id for answer in await claim_all(database_url, claims) for id in answer.delivery_ids]
+    await owner.execute(
+        "update gateway.deliveries set status = case id when $1 then 'pending' else 'done' end,"
+        " finished_at = case id when $1 then null else now() end",
+        ids[0],
+    )
+    await let_pass(ledger, 15)
+    await owner.execute(f"set role {OPERATOR}")
+    await replay(owner, ids[1], actor="ann", reason=None)
+    await owner.execute(f"set role {WORKER}")
+    tended = await tend(owner, kept)
+    assert (tended.refiled, tended.dropped > 0, tended.waiting) == (1, True, 0)
+    await Pruner(kept).step(owner)
+    await owner.execute("reset role")
+    left = await owner.fetch("select event_id from gateway.payloads order by 1")
+    assert [row["event_id"] for row in left] == ["evt_0", "evt_1"]
