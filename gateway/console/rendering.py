@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 
 from gateway.notation.quantities import format_roughly
 
-_HIDDEN: Final = {
+HIDDEN: Final = {
     code: f"\\u{code:04x}"
     for code in (
         *range(0x09),
@@ -30,7 +30,7 @@ UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def plain(value: object) -> str:
     """Text without anything that does not show."""
-    return str(value).translate(_HIDDEN)
+    return str(value).translate(HIDDEN)
 
 
 def moment(at: datetime | None, *, date: bool = True) -> Markup:
