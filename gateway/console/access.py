@@ -22,7 +22,9 @@ SESSION_S: Final = 12 * 3600
 LONGEST_NAME: Final = 60
 LONGEST_COOKIE: Final = 1024
 NONCE_BYTES: Final = 12
-PURPOSE: Final = b"gateway console session 1"
+PURPOSE: Final = b"gateway console session 2"
+KEY_ROUNDS: Final = 200_000
+"""A tenth of a second, once per process."""
 
 
 class Role(StrEnum):
@@ -71,12 +73,17 @@ class Access:
         }
         self.is_open = is_open and not self._tokens
         """Whether nobody is asked: on the loopback of a `gateway up` that has no token."""
-        self._key = _session_key(self._tokens.values())
+        self._key = _session_key(self._tokens.values()) if self._tokens else secrets.token_bytes()
         self._clock = clock
 
     @property
     def is_off(self) -> bool:
         return not self._tokens and not self.is_open
+
+    @property
+    def highest(self) -> Role | None:
+        """Of the roles that there are: whoever has it has no other token to guess."""
+        return next(iter(self._tokens), None)
 
     def enter(self, token: str, name: str) -> str | None:
         """A session for whoever shows a token; None for everyone else."""
@@ -127,11 +134,10 @@ class Access:
 
 
 def _session_key(tokens: Iterable[Secret]) -> bytes:
-    """From all tokens: nothing else need be kept or shared."""
-    key = hashlib.sha256(PURPOSE)
-    for token in tokens:
-        key.update(_hashed(token.reveal()))
-    return key.digest()
+    """From all tokens: nothing else need be kept or shared. Slowly: a reader could try at home
+    with which token of the admin his own session would have its signature."""
+    hashes = b"".join(_hashed(token.reveal()) for token in tokens)
+    return hashlib.pbkdf2_hmac("sha256", hashes, PURPOSE, KEY_ROUNDS)
 
 
 def _hashed(value: bytes) -> bytes:
@@ -142,6 +148,7 @@ def _hashed(value: bytes) -> bytes:
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
 FREE_TRIES: Final = 3
+FORGOTTEN_S: Final = 3600.0
 MOST_ADDRESSES: Final = 1000
 
 
@@ -152,7 +159,8 @@ class _Failures:
 
 
 class Patience:
-    """After a few wrong tokens an address waits, twice as long each time.
+    """After a few wrong tokens an address waits, twice as long each time, until there has been
+    none for an hour.
 
     The addresses are bounded: whoever has more of them than are remembered has not gained much
     against a token that nobody guesses. None is nobody's own address, for which no one waits: it
@@ -171,12 +179,14 @@ class Patience:
     def failed(self, address: Hashable | None) -> None:
         if address is None:
             return
-        failures = self._failures.pop(address, None) or _Failures()
+        now = self._clock()
+        failures = self._failures.pop(address, None)
+        if failures is None or now - failures.until > FORGOTTEN_S:
+            failures = _Failures()
         failures.count += 1
         tries = failures.count - FREE_TRIES
-        if tries >= 0:
-            wait_s = min(FIRST_WAIT_S * 2**tries, LONGEST_WAIT_S)
-            failures.until = self._clock() + wait_s
+        wait_s = min(FIRST_WAIT_S * 2**tries, LONGEST_WAIT_S) if tries >= 0 else 0.0
+        failures.until = now + wait_s
         self._failures[address] = failures
         while len(self._failures) > MOST_ADDRESSES:
             self._failures.popitem(last=False)

@@ -12,16 +12,17 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.office import Office
 from gateway.console.access import SESSION_S, Access, Patience
 from gateway.console.rendering import TEMPLATES
-from gateway.console.visit import PREFIX, read_form, safe_place
+from gateway.console.visit import LARGEST_FORM, PREFIX, read_form, safe_place
 from gateway.errors import BadRequest
 from gateway.ledger.connection import TROUBLE, describe
 from gateway.ledger.logins import end_session
 from gateway.receive.address import Addresses
+from gateway.receive.throttle import Throttle
 
 SESSION: Final = "gateway_session"
 BROWSER: Final = "gateway_browser"
 BROWSER_S: Final = 90 * 86_400
-LARGEST_FORM: Final = 4096
+COMPLAINTS_PER_SECOND: Final = 5
 WRONG: Final = "This is not the token."
 NOT_ENDED: Final = (
     "Postgres does not answer: this browser has forgotten the session, but a copy of its cookie"
@@ -41,6 +42,7 @@ class Entrance:
         self._open_office = open_office
         self._addresses = addresses
         self._patience = Patience()
+        self._complaints = Throttle(COMPLAINTS_PER_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._answer(Request(scope, receive))
@@ -81,13 +83,36 @@ class Entrance:
         session = self._access.enter(form.get("token", ""), form.get("name", ""))
         if session is None:
             self._patience.failed(address)
+            self._complain(request)
             return _login_page(place, said=WRONG, status=403)
-        self._patience.succeeded(address)
         response = RedirectResponse(place, status_code=303)
         _keep(response, SESSION, session, SESSION_S)
+        visitor = self._access.recognise(session)
+        assert visitor is not None  # noqa: S101 (who was let in just now)
+        log.info("logged_in", name=visitor.name, role=visitor.role, address=self._shown(request))
+        if visitor.role is self._access.highest:
+            self._trust(request, response)
+        return response
+
+    def _complain(self, request: Request) -> None:
+        """So that whoever watches the log sees that somebody guesses, however often he does."""
+        if self._complaints.allow():
+            log.warning(
+                "login_refused",
+                address=self._shown(request),
+                left_out_before=self._complaints.take_left_out(),
+            )
+
+    def _shown(self, request: Request) -> str | None:
+        client = self._addresses.of(request.scope)
+        return None if client is None else str(client.address)
+
+    def _trust(self, request: Request, response: Response) -> None:
+        """Not a reader, who might guess at the admin's token: each login with his own would let
+        him begin anew."""
+        self._patience.succeeded(self._address(request))
         if self._known(request) is None:
             _keep(response, BROWSER, self._access.remember(), BROWSER_S)
-        return response
 
     def _address(self, request: Request) -> Hashable | None:
         """Whose wrong tokens are counted together: a browser's that was let in before, or else

@@ -21,7 +21,11 @@ from gateway.notation.problems import refusals
 PREFIX: Final = "/console"
 NOTICE: Final = "gateway_notice"
 LONGEST_NOTICE: Final = 500
+LONGEST_COOKIE: Final = 3000
+"""Of a notice as it is written: a browser drops a cookie over 4096 bytes without a word."""
+
 NOTICE_S: Final = 60
+LONGEST_PLACE: Final = 5000
 LARGEST_FORM: Final = 64 * 1024
 MOST_FIELDS: Final = 2000
 FORM_WITHIN_S: Final = 10.0
@@ -132,9 +136,11 @@ def read_id(text: str) -> int:
 
 
 def safe_place(path: str | None) -> str:
-    """A page of ours to go to, whatever a link says: never another site."""
-    is_ours = path is not None and path.startswith(f"{PREFIX}/") and path.isprintable()
-    return path if is_ours and path is not None and "\\" not in path else f"{PREFIX}/"
+    """A page of ours to go to, whatever a link says: never another site, and nothing that would
+    not fit into the form of the login."""
+    if path is None or len(path) > LONGEST_PLACE or not path.startswith(f"{PREFIX}/"):
+        return f"{PREFIX}/"
+    return path if path.isprintable() and "\\" not in path else f"{PREFIX}/"
 
 
 def back_to(path: str, notice: str = "") -> Response:
@@ -143,10 +149,17 @@ def back_to(path: str, notice: str = "") -> Response:
     if notice:
         response.set_cookie(
             NOTICE,
-            quote(notice[:LONGEST_NOTICE]),
+            _written(notice[:LONGEST_NOTICE]),
             path=PREFIX,
             httponly=True,
             samesite="lax",
             max_age=NOTICE_S,
         )
     return response
+
+
+def _written(notice: str) -> str:
+    """For a cookie; cut where it is too long for one."""
+    while len(written := quote(notice)) > LONGEST_COOKIE:
+        notice = notice[: len(notice) * LONGEST_COOKIE // len(written)]
+    return written

@@ -6,6 +6,7 @@ import time
 import timeit
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 from starlette.requests import Request
 
-from gateway.console.access import FREE_TRIES, LONGEST_WAIT_S, SESSION_S, Access, Patience, Role
+from gateway.console.access import (
+    FORGOTTEN_S,
+    FREE_TRIES,
+    LONGEST_WAIT_S,
+    SESSION_S,
+    Access,
+    Patience,
+    Role,
+)
 from gateway.console.charts import Chart, Series, fill
 from gateway.console.curl import as_curl
 from gateway.console.rendering import (
@@ -28,7 +37,7 @@ from gateway.console.rendering import (
 )
 from gateway.console.site import is_own
 from gateway.console.tree import DEEPEST, LONGEST_TEXT, MOST_NODES, draw_tree
-from gateway.console.visit import safe_place
+from gateway.console.visit import back_to, safe_place
 from gateway.secrets import Secret
 
 NOW = datetime(2026, 11, 17, 12, 0, tzinfo=UTC)
@@ -95,17 +104,20 @@ def test_a_session_ends_in_time_and_with_its_token() -> None:
     assert access(reader=None).recognise(fresh) is None
 
 
+DOOR = access()
+
+
 @given(st.text(max_size=200))
 def test_nothing_made_up_is_a_session(text: str) -> None:
-    assert access().recognise(text) is None
+    assert DOOR.recognise(text) is None
 
 
 def test_one_byte_changed_is_no_session() -> None:
-    session = access().enter(ADMIN.reveal().decode(), "Ada")
+    session = DOOR.enter(ADMIN.reveal().decode(), "Ada")
     assert session is not None
     for at, character in enumerate(session):
         other = "A" if character != "A" else "B"
-        assert access().recognise(session[:at] + other + session[at + 1 :]) is None
+        assert DOOR.recognise(session[:at] + other + session[at + 1 :]) is None
 
 
 def test_without_any_token_it_is_off_and_an_open_one_asks_nobody() -> None:
@@ -130,6 +142,40 @@ def test_wrong_tokens_cost_more_and_more_time() -> None:
     patience.succeeded("192.0.2.1")
     patience.failed("192.0.2.1")
     assert patience.wait_s("192.0.2.1") == 0.0
+
+
+def test_wrong_tokens_are_forgotten_after_an_hour_without_one() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    for _ in range(FREE_TRIES + 3):
+        patience.failed("192.0.2.1")
+    clock.now += patience.wait_s("192.0.2.1") + FORGOTTEN_S - 1
+    patience.failed("192.0.2.1")
+    assert patience.wait_s("192.0.2.1") > 0
+    clock.now += patience.wait_s("192.0.2.1") + FORGOTTEN_S + 1
+    patience.failed("192.0.2.1")
+    assert patience.wait_s("192.0.2.1") == 0.0
+
+
+def test_a_session_tells_nobody_the_admins_token_fast() -> None:
+    """A reader can try at home which token would give his session its signature: slowly."""
+    began_s = time.process_time()
+    access()
+    assert time.process_time() - began_s > 0.001
+
+
+def test_without_a_token_nothing_that_was_signed_elsewhere_is_known() -> None:
+    mark = access(admin=None, reader=None).remember()
+    assert access(admin=None, reader=None).known_browser(mark) is None
+
+
+@pytest.mark.parametrize("notice", ["a" * 9000, "中" * 500, "\U0001f468" * 500, "%" * 500])
+def test_no_notice_is_too_long_for_a_browser_to_keep(notice: str) -> None:
+    written = back_to("/console/", notice).headers["set-cookie"]
+    assert len(written) < 4096
+    kept = unquote(written.split("=", 1)[1].split(";")[0])
+    assert len(kept) >= 200
+    assert notice.startswith(kept)
 
 
 def test_the_addresses_that_are_remembered_are_bounded() -> None:

@@ -5,21 +5,24 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.api.office import Office
 from gateway.console.access import FREE_TRIES, Access
 from gateway.console.entrance import Entrance
+from gateway.console.visit import safe_place
 from gateway.notation.networks import make_networks
 from gateway.receive.address import Addresses
 from gateway.secrets import Secret
 
 TOKEN = "the-token-of-the-admin-in-this-suite"
+READER = "the-token-of-a-reader-in-this-suite"
 PROXY = "10.0.0.7"
 
 
-def entrance(trusted: str | None = None) -> Entrance:
+def entrance(trusted: str | None = None, reader: Secret | None = None) -> Entrance:
     networks = None if trusted is None else make_networks([trusted])
-    access = Access(admin=Secret(TOKEN.encode()), reader=None)
+    access = Access(admin=Secret(TOKEN.encode()), reader=reader)
     return Entrance(access, Addresses(networks), _no_office)
 
 
@@ -34,13 +37,14 @@ async def try_token(
     peer: str = "203.0.113.9",
     forwarded: str | None = None,
     cookies: Any = None,
+    place: str = "",
 ) -> httpx.Response:
     transport = httpx.ASGITransport(door, client=(peer, 1234))
     headers = {} if forwarded is None else {"x-forwarded-for": forwarded}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers=headers, cookies=cookies
     ) as client:
-        return await client.post("/console/login", data={"token": token})
+        return await client.post("/console/login", data={"token": token, "next": place})
 
 
 async def exhaust(door: Entrance, **where: Any) -> None:
@@ -89,6 +93,47 @@ async def test_a_browser_that_was_let_in_before_does_not_wait_for_its_neighbours
     await exhaust(door)
     assert (await try_token(door, TOKEN, cookies=known)).status_code == 303
     await exhaust(door, cookies=known)
+
+
+async def test_a_reader_guesses_no_faster_for_logging_in_between() -> None:
+    door = entrance(reader=Secret(READER.encode()))
+    for _ in range(FREE_TRIES):
+        assert (await try_token(door, "wrong")).status_code == 403
+        answer = await try_token(door, READER)
+    assert answer.status_code == 429
+    fresh = entrance(reader=Secret(READER.encode()))
+    answer = await try_token(fresh, READER)
+    assert answer.status_code == 303
+    assert list(answer.cookies) == ["gateway_session"]
+
+
+async def test_where_there_is_no_other_token_a_reader_begins_anew() -> None:
+    access = Access(admin=None, reader=Secret(READER.encode()))
+    door = Entrance(access, Addresses(None), _no_office)
+    for _ in range(2 * FREE_TRIES):
+        assert (await try_token(door, "wrong")).status_code == 403
+        assert (await try_token(door, READER)).status_code == 303
+
+
+@pytest.mark.parametrize("length", [100, 4_900, 60_000])
+async def test_however_long_the_page_that_was_wanted_one_gets_in(length: int) -> None:
+    place = "/console/events?type=" + "%D0" * (length // 3)
+    answer = await try_token(entrance(), TOKEN, place=safe_place(place))
+    assert answer.status_code == 303
+    assert answer.headers["location"] == (place if length < 5_000 else "/console/")
+
+
+async def test_logins_are_logged_and_tokens_are_not() -> None:
+    door = entrance()
+    with capture_logs() as logs:
+        for _ in range(2):
+            await try_token(door, "a-token-that-is-wrong")
+        await try_token(door, TOKEN)
+    assert [line["event"] for line in logs] == ["login_refused", "login_refused", "logged_in"]
+    assert {line["address"] for line in logs} == {"203.0.113.9"}
+    assert logs[-1]["role"] == "admin"
+    assert "a-token-that-is-wrong" not in str(logs)
+    assert TOKEN not in str(logs)
 
 
 @pytest.mark.parametrize("made_up", ["", "x", "a.b", "." * 5000, "a." + "0" * 64])
