@@ -250,6 +250,35 @@ def test_a_reader_gives_no_order_of_any_kind(console: Serving, ledger: Ledger) -
     assert ledger.value("select status from gateway.deliveries where id = $1", id) == "dead"
 
 
+def test_every_order_leaves_a_row_with_who_gave_it(admin: httpx.Client, ledger: Ledger) -> None:
+    ledger.add_dead(99, "evt_audited_", error="Boom: audited")
+    ids = [
+        ledger.value("select id from gateway.deliveries where event_id = $1", f"evt_audited_{n}")
+        for n in range(1, 5)
+    ]
+    every: dict[str, tuple[str, dict[str, str]]] = {
+        "/routes/{route}/test": ("/routes/stripe/test", {"type": "invoice.paid"}),
+        "/deliveries/{delivery_id}/replay": (f"/deliveries/{ids[0]}/replay", {}),
+        "/deliveries/{delivery_id}/discard": (f"/deliveries/{ids[1]}/discard", {}),
+        "/dead/ticked": ("/dead/ticked", {"delivery": str(ids[2]), "action": "discard"}),
+        "/dead/all": ("/dead/all?action=discard&error=Boom: audited", {"rate": "1"}),
+        "/orders/{order_id}/stop": ("/orders/LAST/stop", {}),
+        "/orders/{order_id}/resume": ("/orders/LAST/resume", {}),
+        "/handlers/pause": ("/handlers/pause?route=stripe", {"reason": "audited"}),
+        "/handlers/resume": ("/handlers/resume?route=stripe", {}),
+    }
+    elsewhere = {"/reconcile", "/event/reveal", "/rejected/release"}  # which need more
+    assert every.keys() | elsewhere == ORDERS.keys()
+    seen = "select coalesce(max(id), 0) from gateway.audit"
+    by = "select count(*) from gateway.audit where id > $1 and actor = 'Ada (console)'"
+    for order, (path, form) in every.items():
+        before = ledger.value(seen)
+        last = ledger.value("select coalesce(max(id), 0) from gateway.bulk_orders")
+        answer = admin.post(f"/console{path.replace('LAST', str(last))}", data=form)
+        assert answer.status_code == 303, order
+        assert ledger.value(by, before) >= 1, (order, answer.headers.get("set-cookie"))
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -578,6 +578,7 @@ CASES: Final = [
     Case(query="note_rekey", arguments=("ann", None, None)),
     Case(query="note_reveal", arguments=("ann", None, ["stripe"], ["evt_1"])),
     Case(query="note_test", arguments=("ann",)),
+    Case(query="note_test_event", arguments=("ann", "stripe", "invoice.paid")),
     Case(query="compare_clocks", arguments=(100,), rows=100),
 ]
 

@@ -91,7 +91,7 @@ RUN_BY: Final = {
     | statements_of("rekey", "past", "logins")
     | {"find_rejected", "next_rejected", "hold_rejected", "mark_released"}
     | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}
-    | {"note_test", "note_reveal", "take_turn", "forget_causes"},
+    | {"note_test", "note_test_event", "note_reveal", "take_turn", "forget_causes"},
     READONLY: LOOKING,
 }
 FUNCTIONS: Final = {

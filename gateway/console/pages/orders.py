@@ -26,8 +26,10 @@ async def stop_order(visit: Visit) -> Response:
     """After the step that it is at; what it did stays done."""
     id = visit.path("order_id")
     form = dict(await visit.form())
-    await visit.ask(STOP_ORDER, order_id=id, reason=form.get("reason"))
-    return back_to(f"{PREFIX}/orders/{id}", "It stops after the step that it is at.")
+    order = await visit.ask(STOP_ORDER, order_id=id, reason=form.get("reason"))
+    is_done = order["status"] == "done"
+    notice = "It was done already." if is_done else "It stops after the step that it is at."
+    return back_to(f"{PREFIX}/orders/{id}", notice)
 
 
 async def resume_order(visit: Visit) -> Response:

@@ -9,6 +9,7 @@ from gateway.api.operations.status import STATUS
 from gateway.console.pages.events import event_path
 from gateway.console.visit import PREFIX, Visit, back_to
 from gateway.errors import CommandFailed, NotFound
+from gateway.ledger.queries import QUERIES
 from gateway.operate.send import Sent, make_sender
 from gateway.routes import Route
 from gateway.samples import sample_types
@@ -50,7 +51,10 @@ async def send_test(visit: Visit) -> Response:
     if name not in {route.name for route in visit.office.project.config.doors}:
         raise NotFound(f"there is no route {name!r}")
     settings = visit.office.settings
-    sender = make_sender(settings, name, form.get("type", ""), body=None, url=_here(settings))
+    type = form.get("type", "")
+    sender = make_sender(settings, name, type, body=None, url=_here(settings))
+    # Before it is sent: handlers take it for a real one.
+    await visit.office.ledger.execute(QUERIES["note_test_event"], visit.office.actor, name, type)
     async for sent in sender.send(1):
         return _journey(name, sent)
     raise CommandFailed("nothing was sent")
