@@ -383,6 +383,91 @@ def test_every_page_is_accessible_and_fits(
     context.close()
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "handlers.py", line 7, in count
+    raise Boom("one")
+handlers.Boom: one"""
+
+
+def add_failed(console: Serving, ledger: Ledger, event_id: str) -> int:
+    """An event with a delivery that has died, and what it died of."""
+    send(console, event_id)
+    id: int = ledger.value(
+        "insert into gateway.deliveries"
+        " (route, event_id, handler, status, finished_at, attempts, runs, error)"
+        " values ('stripe', $1, 'handlers.gone', 'dead', now(), 1, 1, 'Boom: one') returning id",
+        event_id,
+    )
+    ledger.run(
+        "insert into gateway.attempts"
+        " (delivery_id, number, started_at, finished_at, outcome, error)"
+        " values ($1, 1, now(), now(), 'dead', $2)",
+        id,
+        TRACEBACK,
+    )
+    return id
+
+
+def test_a_failed_event_is_found_by_its_object_and_shows_why_it_failed(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
+    add_failed(console, ledger, "evt_of_object")
+    page.get_by_label("Event, delivery or object id").fill("in_evt_of_object")
+    page.keyboard.press("Enter")
+    row = page.locator("tr[data-row]")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("dead")
+    row.get_by_role("link", name="evt_of_object", exact=True).click()
+    failed = page.locator(".delivery.dead")
+    expect(failed.locator("pre.error")).to_have_text("Boom: one")
+    failed.locator(".timeline summary").click()
+    expect(failed.locator(".timeline pre")).to_contain_text("line 7, in count")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_the_page_of_each_thing_is_accessible_and_fits(
+    browser: Browser, console: Serving, ledger: Ledger, scheme: str, width: int
+) -> None:
+    event_id = f"evt_thing_{scheme}_{width}"
+    add_failed(console, ledger, event_id)
+    order = ledger.value(
+        "insert into gateway.bulk_orders"
+        " (action, filter, actor, reason, began_at, total, moved, mark_at, stepped_at)"
+        " values ('replay', '{\"error\": \"Boom\"}', 'Ada', 'why', now(), 5, 2, now(),"
+        " now() - interval '1 h') returning id"
+    )
+    refused = ledger.value(
+        "insert into gateway.rejected (route, at, code, cause, detail, method, path, address,"
+        " sender, headers, body, body_bytes, size)"
+        " values ('stripe', now(), 'BAD_SIGNATURE', 'wrong_secret', 'no secret fits', 'POST',"
+        " '/webhooks/stripe', '192.0.2.1', 'Stripe/1.0', '{\"a\": \"b\"}', '{}', 2, 2) returning id"
+    )
+    run = ledger.value(
+        "insert into gateway.reconciliations"
+        " (route, actor, since, until, dry_run, status, error, finished_at)"
+        " values ('stripe', 'Ada', now(), now(), false, 'failed', 'no answer', now()) returning id"
+    )
+    context = browser.new_context(
+        color_scheme="dark" if scheme == "dark" else "light",
+        viewport={"width": width, "height": 900},
+    )
+    page = context.new_page()
+    log_in(page, console.url)
+    for path in (
+        *(f"event?route=stripe&id={event_id}", "dead", f"events?object=in_{event_id}"),
+        *(f"orders/{order}", "orders", f"rejected/{refused}?body=1", "rejected"),
+        *(f"reconcile/{run}", "reconcile", "events?q=nothing", "nowhere", "handlers"),
+    ):
+        page.goto(f"{console.url}/console/{path}")
+        page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        check_accessible(page)
+        overflow = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert overflow <= 0, path
+    context.close()
+
+
 def test_times_are_the_viewers_own_with_utc_to_hover_over(
     browser: Browser, console: Serving
 ) -> None:
