@@ -7,17 +7,22 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
 
 import asyncpg
+import httpx
 import pytest
 
-from gateway.embedded import Postgres
+from gateway.console.pages import PAGES
+from gateway.embedded import Postgres, Redis
 from gateway.ledger.connection import PREPARED_ONCE, Connection
 from gateway.ledger.filter import Filter
 from gateway.ledger.queries import QUERIES
 from tests.support.databases import TEMPLATE, drop, on_database, run_sql
+from tests.support.processes import Project
+from tests.support.waiting import until
 
 GENERIC: Final = "force_generic_plan"
 CUSTOM: Final = "force_custom_plan"
@@ -655,6 +660,68 @@ async def test_no_table_that_grows_is_read_from_end_to_end(case: Case, session: 
     assert scans == {}
     if case.rows is not None:
         assert blocks <= (case.rows + 1) * BLOCKS_PER_ROW
+
+
+ID: Final = "evt_100001"
+TOKEN: Final = "reader-token-of-the-plans-suite"
+FILTERED: Final = (
+    *("route=rare", "type=rare.type", "account=acct_6", "since=7d", "until=1d"),
+    *("handler=handlers.h1", "route=github&type=invoice.paid&since=30d"),
+)
+ASKED: Final = {
+    "/": ("", "span=24h", "span=7d"),
+    "/events": ("", *FILTERED, "status=dead", "status=pending", "object=in_1", f"q={ID}", "q=none"),
+    "/event": (f"route=stripe&id={ID}",),
+    "/event/fixture.json": (f"route=stripe&id={ID}",),
+    "/dead": ("", *FILTERED, "error=Boom", "cause=1"),
+    "/dead/all": tuple(f"action=replay&{asked}" for asked in (*FILTERED, "error=Boom", "cause=1")),
+    "/orders": ("",),
+    "/orders/1": ("",),
+    "/handlers": ("",),
+    "/rejected": ("", "route=stripe&code=BAD_SIGNATURE&since=1d"),
+    "/rejected/1": ("", "body=1"),
+    "/routes": ("",),
+    "/reconcile": ("", "route=github"),
+    "/reconcile/1": ("",),
+    "/system": ("",),
+    "/system/doctor": ("",),
+}
+"""What the pages of the console can be asked for."""
+
+
+async def test_no_page_reads_a_table_that_grows_from_end_to_end(
+    full_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    """By what Postgres counts of a whole `serve`, also of what no case above has thought of."""
+    assert {re.sub(r"\{\w+\}", "1", path) for path in PAGES} == ASKED.keys()
+    project = Project(tmp_path, full_url, redis.url)
+    before = await _scans(full_url)
+    with project.serve(GATEWAY_READ_TOKEN=TOKEN) as serving:
+        await serving.ready()
+        async with httpx.AsyncClient(base_url=serving.url, timeout=30) as client:
+            own = {"origin": serving.url}
+            await client.post("/console/login", data={"token": TOKEN}, headers=own)
+            for path, queries in ASKED.items():
+                for query in queries:
+                    answer = await client.get(f"/console{path}?{query}")
+                    assert answer.status_code in (200, 303, 404, 409), (path, query)
+                    assert "/login" not in answer.headers.get("location", ""), "not logged in"
+            bearer = {"authorization": f"Bearer {TOKEN}"}
+            assert (await client.get("/metrics", headers=bearer)).status_code == 200
+    # Sessions tell what they did at their end.
+    after = await _scans(full_url)
+    assert {table: after[table] - n for table, n in before.items() if after[table] > n} == {}
+
+
+async def _scans(url: str) -> dict[str, int]:
+    connection = await asyncpg.connect(url)
+    alone = "select count(*) = 1 from pg_stat_activity where datname = current_database()"
+    await until(lambda: connection.fetchval(alone))
+    rows = await connection.fetch(
+        "select relname, seq_scan from pg_stat_user_tables where schemaname = 'gateway'"
+    )
+    await connection.close()
+    return {row[0]: row[1] for row in rows if grows(row[0])}
 
 
 @pytest.mark.parametrize("query", ["hold_events", "prune_events"])
