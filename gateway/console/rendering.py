@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from gateway.notation.quantities import format_roughly
 
 HIDDEN: Final = {
-    code: f"\\u{code:04x}"
+    code: f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
     for code in (
         *range(0x09),
         *range(0x0B, 0x20),
@@ -17,13 +17,14 @@ HIDDEN: Final = {
         *range(0x200B, 0x2010),
         *range(0x2028, 0x202F),
         *range(0x2060, 0x2070),
-        0x061C,
-        0xFEFF,
+        *(0x00AD, 0x034F, 0x061C, 0x115F, 0x1160, 0x180E, 0x3164, 0xFEFF, 0xFFA0),
         *range(0xFFF9, 0xFFFC),
+        *range(0x1D173, 0x1D17B),
+        *range(0xE0000, 0xE0080),
     )
 }
-"""Controls, and marks that turn the direction of text: shown as what they are, or they could make
-a page say something else than what was sent."""
+"""Controls, marks that turn the direction of text, letters that have no shape: shown as what they
+are, or they could make a page say something else than what was sent."""
 
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -238,6 +238,14 @@ def test_marks_that_do_not_show_are_written_out_and_markup_is_escaped() -> None:
     assert rendered.count("\\u202e") == 2
 
 
+def test_two_ids_that_are_not_the_same_do_not_look_the_same() -> None:
+    ids = {"evt_1", *(f"evt_{mark}1" for mark in "\u00ad\u3164\u115f\u180e\U000e0041\u2064")}
+    shown = {plain(id) for id in ids}
+    assert len(shown) == len(ids)
+    assert all(id.isascii() for id in shown)
+    assert plain("\U000e0041") == "\\U000e0041"
+
+
 def test_what_is_typed_is_marked_and_nothing_else_is() -> None:
     assert code("see `gateway show <id>`, then") == Markup(
         "see <code>gateway show &lt;id&gt;</code>, then"
