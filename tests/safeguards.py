@@ -1319,8 +1319,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the console's tree is escaped",
         "gateway/console/tree.py",
-        """Markup('<bdi class="{}">{}</bdi>').format(kind, _cut(text))""",
-        """Markup(f'<bdi class="{kind}">{_cut(text)}</bdi>')""",
+        "    return str(escape(cut))\n",
+        "    return cut\n",
         "tests/unit/test_console.py::test_a_tree_folds_and_shows_everything_as_text",
     ),
     Safeguard(
@@ -1409,9 +1409,17 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the console leads nowhere else",
         "gateway/console/visit.py",
-        'path.startswith(f"{PREFIX}/") and path.isprintable()',
-        "path.isprintable()",
+        ' or not path.startswith(f"{PREFIX}/")',
+        "",
         "tests/unit/test_console.py::test_no_link_leads_elsewhere",
+    ),
+    Safeguard(
+        "a reader guesses no faster for logging in",
+        "gateway/console/entrance.py",
+        "        if visitor.role is self._access.highest:\n",
+        "        if True:\n",
+        "tests/unit/test_console_entrance.py::"
+        "test_a_reader_guesses_no_faster_for_logging_in_between",
     ),
     Safeguard(
         "the console's cookies are for TLS alone where there is TLS",

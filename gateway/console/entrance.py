@@ -104,8 +104,8 @@ class Entrance:
             )
 
     def _shown(self, request: Request) -> str | None:
-        client = self._addresses.of(request.scope)
-        return None if client is None else str(client.address)
+        seen = self._addresses.of(request.scope)
+        return None if seen is None else str(seen.address)
 
     def _trust(self, request: Request, response: Response) -> None:
         """Not a reader, who might guess at the admin's token: each login with his own would let
