@@ -103,7 +103,11 @@ class Route:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
         if self.livemode is not None and envelope.livemode not in (self.livemode, None):
             return False
-        return self.types is None or any(fnmatchcase(envelope.type, glob) for glob in self.types)
+        return self.wants_type(envelope.type)
+
+    def wants_type(self, type: str) -> bool:
+        """Whether events of this type are kept."""
+        return self.types is None or any(fnmatchcase(type, glob) for glob in self.types)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ def test_the_first_page_leads_to_the_first_event(browser: Browser, console: Serv
     page.get_by_role("button", name="to stripe").click()
     expect(page.get_by_role("status")).to_contain_text("answered 200")
     expect(page).to_have_url(re.compile(r"/console/event\?route=stripe&id=evt_"))
+    expect(page.locator(".delivery header .chip")).to_have_text("done", timeout=20_000)
     page.get_by_role("link", name="Routes").click()
     route = page.locator("#route-stripe")
     route.get_by_text("Send a signed test event").click()

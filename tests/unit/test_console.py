@@ -6,6 +6,7 @@ import time
 import timeit
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 from starlette.requests import Request
 
+from gateway import Context, Event
 from gateway.console.access import (
     FORGOTTEN_S,
     FREE_TRIES,
@@ -25,6 +27,7 @@ from gateway.console.access import (
 )
 from gateway.console.charts import Chart, Series, fill
 from gateway.console.curl import as_curl
+from gateway.console.pages.routes import sendable_types
 from gateway.console.rendering import (
     TEMPLATES,
     age,
@@ -38,6 +41,9 @@ from gateway.console.rendering import (
 from gateway.console.site import is_own
 from gateway.console.tree import DEEPEST, LONGEST_TEXT, MOST_NODES, draw_tree
 from gateway.console.visit import back_to, safe_place
+from gateway.registry import Registry, Subscription
+from gateway.routes import load_config
+from gateway.samples import sample_types
 from gateway.secrets import Secret
 
 NOW = datetime(2026, 11, 17, 12, 0, tzinfo=UTC)
@@ -377,3 +383,34 @@ def test_a_command_takes_no_longer_to_write_than_its_body_to_read(body: str) -> 
 
 def test_a_nul_is_carried_by_no_command() -> None:
     assert as_curl("http://here", {}, "a\x00b") is None
+
+
+@pytest.mark.parametrize("types", ["", "types: ['payment_*', 'invoice.*']"])
+def test_a_test_event_is_first_of_a_type_that_a_handler_takes(tmp_path: Path, types: str) -> None:
+    """The first thing that a newcomer sees is a handler at work, not an event that none took."""
+    file = tmp_path / "routes.yaml"
+    file.write_text(
+        "routes:\n  shop:\n    provider: stripe\n    secrets: [env:S]\n"
+        f"    handlers: []\n    {types}\n"
+    )
+    config = load_config(file)
+
+    async def fulfil(event: Event, ctx: Context) -> None: ...
+
+    registry = Registry(
+        [
+            Subscription(
+                route="shop",
+                handler="handlers.fulfil",
+                types=("customer.*", "invoice.paid"),
+                function=fulfil,
+                timeout=config.timeout,
+                retry=config.retry,
+            )
+        ]
+    )
+    [shop] = config.routes
+    sendable = sendable_types(shop, registry)
+    assert registry.for_event("shop", sendable[0])
+    assert shop.wants_type(sendable[0])  # what a route does not keep comes last
+    assert sorted(sendable) == sorted(sample_types("stripe"))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.api.operations.status import STATUS
 from gateway.console.charts import Chart, fill
-from gateway.console.pages.routes import wanted_types
+from gateway.console.pages.routes import sendable_types
 from gateway.console.visit import Visit
 from gateway.ledger.history import History, Span, read_history
 from gateway.model import Outcome
@@ -37,6 +37,7 @@ async def show_overview(visit: Visit) -> Response:
     """The front page."""
     chosen = visit.query.get("span", "1h")
     span = SPANS.get(chosen, SPANS["1h"])
+    project = visit.office.project
     status, history = await asyncio.gather(
         visit.ask(STATUS), read_history(visit.office.ledger, span)
     )
@@ -55,10 +56,10 @@ async def show_overview(visit: Visit) -> Response:
         dead=sum(handler["dead"] for handler in status["handlers"]),
         capped={state for handler in status["handlers"] for state in handler["capped"]},
         is_new=all(route["last_event_at"] is None for route in status["routes"]),
-        doors=visit.office.project.config.doors,
+        doors=project.config.doors,
         first_types={
-            route.name: next(iter(wanted_types(route)), None)
-            for route in visit.office.project.config.doors
+            route.name: next(iter(sendable_types(route, project.registry)), None)
+            for route in project.config.doors
         },
     )
 

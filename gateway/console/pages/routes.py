@@ -11,6 +11,7 @@ from gateway.console.visit import PREFIX, Visit, back_to
 from gateway.errors import CommandFailed, NotFound
 from gateway.ledger.queries import QUERIES
 from gateway.operate.send import Sent, make_sender
+from gateway.registry import Registry
 from gateway.routes import Route
 from gateway.samples import sample_types
 from gateway.settings import Settings
@@ -32,17 +33,21 @@ async def show_routes(visit: Visit) -> Response:
         routes=project.config.routes,
         states={state["route"]: state for state in status["routes"]},
         handlers=handlers,
-        types={route.name: wanted_types(route) for route in project.config.doors},
+        types={
+            route.name: sendable_types(route, project.registry) for route in project.config.doors
+        },
     )
 
 
-def wanted_types(route: Route) -> list[str]:
-    """Which can be sent: those that the route wants, first."""
+def sendable_types(route: Route, registry: Registry) -> list[str]:
+    """Which can be sent: first those that a handler takes, for a test is to show it at work."""
     try:
         types = sample_types(route.provider.name)
     except ValueError:
         return []
-    return sorted(types, key=lambda type: type not in (route.types or ()))
+    return sorted(
+        types, key=lambda t: (not route.wants_type(t), not registry.for_event(route.name, t))
+    )
 
 
 async def send_test(visit: Visit) -> Response:
