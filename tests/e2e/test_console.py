@@ -173,7 +173,6 @@ def test_a_dead_letter_is_replayed_with_a_reason_and_the_name_of_who_did_it(
 ) -> None:
     ledger.add_dead(1, "evt_again_", error="Boom: again", handler="handlers.effects.count")
     page.goto(f"{console.url}/console/event?route=stripe&id=evt_again_1")
-    page.get_by_text("Replay or discard").click()
     page.get_by_label("Reason").fill("the bank is back")
     page.get_by_role("button", name="Replay", exact=True).click()
     expect(page.get_by_role("status")).to_contain_text("runs again")
@@ -292,7 +291,6 @@ def test_everything_works_without_a_script(
     log_in(page, console.url)
     page.goto(f"{console.url}/console/dead?error=Boom: plain")
     page.get_by_role("link", name="evt_plain_1").click()
-    page.get_by_text("Replay or discard").click()
     page.get_by_role("button", name="Discard").click()
     expect(page.get_by_role("status")).to_contain_text("is discarded")
     page.goto(f"{console.url}/console/dead/all?action=discard&error=Boom: plain")
@@ -354,6 +352,41 @@ def test_a_list_is_live_and_waits_while_rows_are_ticked(
     page.goto(f"{console.url}/console/events")
     send(console, "evt_live")
     expect(page.get_by_role("link", name="evt_live")).to_be_visible(timeout=15_000)
+    ledger.add_dead(2, "evt_waits_", error="Boom: waits")
+    page.goto(f"{console.url}/console/dead?error=Boom: waits")
+    page.get_by_label("Tick all on this page").check()
+    expect(page.get_by_role("button", name="Replay ticked (2)")).to_be_visible()
+    ledger.add_dead(1, "evt_waits_later_", error="Boom: waits")
+    expect(page.locator("[data-updated]")).to_have_text(
+        "not updated while rows are ticked", timeout=15_000
+    )
+    expect(page.locator("tr[data-row] input:checked")).to_have_count(2)
+    page.locator("tr[data-row] input").first.uncheck()
+    expect(page.get_by_role("button", name="Discard ticked (1)")).to_be_visible()
+    page.locator("tr[data-row] input").nth(1).uncheck()
+    expect(page.locator("tr[data-row]")).to_have_count(3, timeout=15_000)
+
+
+def test_what_is_typed_into_a_live_page_stays(page: Page, console: Serving) -> None:
+    page.goto(f"{console.url}/console/handlers")
+    handler = page.locator("article.handler").first
+    handler.get_by_text("Pause", exact=True).first.click()
+    handler.get_by_label("Reason").fill("while I look up the incident")
+    page.get_by_role("heading", name="Handlers", exact=True).click()
+    send(console, "evt_typed_away")
+    expect(page.locator("[data-updated]")).to_have_text(
+        "not updated while a form is filled in", timeout=15_000
+    )
+    expect(handler.get_by_label("Reason")).to_have_value("while I look up the incident")
+
+
+def test_on_a_phone_no_figure_is_without_its_name(page: Page, console: Serving) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{console.url}/console/system")
+    figures = page.locator(".rows td.n")
+    shown = figures.evaluate_all("all => all.map(td => getComputedStyle(td, '::before').content)")
+    assert shown
+    assert "none" not in shown
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])

@@ -343,7 +343,6 @@ def test_one_logs_in_and_orders_under_a_name_without_tls(
     page = context.new_page()
     log_in(page, url)
     page.goto(f"{url}/console/event?route=stripe&id=evt_named_1")
-    page.get_by_text("Replay or discard").click()
     page.get_by_role("button", name="Discard").click()
     expect(page.get_by_role("status")).to_contain_text("is discarded")
     other = context.new_page()

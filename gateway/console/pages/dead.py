@@ -42,6 +42,7 @@ async def show_dead(visit: Visit) -> Response:
         rows=page["items"],
         next=page["next"],
         per_page=PER_PAGE,
+        causes_shown=CAUSES_SHOWN,
         filters=filters,
         routes=visit.office.project.config.routes,
         all_that_match=urlencode(filters),

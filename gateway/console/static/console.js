@@ -51,15 +51,40 @@
     field.remove();
     if (!done) throw new Error("refused");
   };
-  const enhance = (root) => { localise(root); offerCopies(root); };
+  // Ticks: all of the page at once, and how many there are on the buttons that act on them.
+  const offerTicks = (root) => { for (const box of root.querySelectorAll("[data-tick-all]")) box.hidden = false; };
+  const boxes = () => [...doc.querySelectorAll("tr[data-row] input[type=checkbox]")];
+  const countTicks = () => {
+    const all = boxes(), n = all.filter((box) => box.checked).length;
+    for (const place of doc.querySelectorAll("[data-ticked] [data-count]")) place.textContent = n ? ` (${n})` : "";
+    for (const box of doc.querySelectorAll("[data-tick-all]")) { box.checked = n > 0 && n === all.length; box.indeterminate = n > 0 && n < all.length; }
+  };
+  doc.addEventListener("change", (event) => {
+    if (event.target.matches("[data-tick-all]")) for (const box of boxes()) box.checked = event.target.checked;
+    if (event.target.matches("input[type=checkbox]")) countTicks();
+  });
+  const enhance = (root) => { localise(root); offerCopies(root); offerTicks(root); };
 
   // Live: the page is its own API. Fetched again, its regions are put in the place of the old ones.
   const updated = doc.querySelector("[data-updated]");
-  const isBusy = () =>
-    doc.hidden ||
-    doc.querySelector("input[type=checkbox]:checked, dialog[open]") !== null ||
-    (doc.activeElement !== null && doc.activeElement.closest("[data-live]") !== null && doc.activeElement.matches("input, select, textarea, button")) ||
-    (window.getSelection() && String(window.getSelection()) !== "");
+  const FIELDS = "input:not([type=checkbox], [type=hidden]), select, textarea";
+  const isTyped = (field) => field.value !== (field.defaultValue ?? field.value);
+  // Why the page stands still: what somebody is in the middle of must not be swapped away.
+  const busyWith = () => {
+    const focused = doc.activeElement;
+    if (doc.hidden) return "the page is hidden";
+    if (doc.querySelector("input[type=checkbox]:checked") !== null) return "rows are ticked";
+    if (doc.querySelector("dialog[open]") !== null) return "the keys are shown";
+    if (focused?.closest("[data-live]") && focused.matches(`${FIELDS}, button`)) return "a form is being filled in";
+    if ([...doc.querySelectorAll("[data-live] form")].some((form) => [...form.querySelectorAll(FIELDS)].some(isTyped))) return "a form is filled in";
+    if (String(window.getSelection() ?? "") !== "") return "text is selected";
+    return null;
+  };
+  const isBusy = () => {
+    const why = busyWith();
+    if (why !== null) say(`not updated while ${why}`);
+    return why !== null;
+  };
   const refresh = async () => {
     if (isBusy()) return;
     try {
@@ -110,7 +135,7 @@
       return;
     }
     const box = here()?.querySelector("input[type=checkbox]");
-    if (box && doc.querySelector("tr[data-row] input:checked") === null) box.checked = true;
+    if (box && doc.querySelector("tr[data-row] input:checked") === null) box.click();
     if (doc.querySelector("tr[data-row] input:checked")) doc.querySelector("[data-ticked] input[name=reason]")?.focus();
   };
   const help = doc.getElementById("help");
@@ -139,5 +164,6 @@
   for (const button of doc.querySelectorAll("[data-help]")) { button.hidden = false; button.addEventListener("click", () => help?.showModal()); }
 
   enhance(doc);
+  countTicks(); // a browser that comes back to a page may have kept them
   if (doc.querySelector("[data-live]")) setInterval(refresh, EVERY_MS);
 })();
