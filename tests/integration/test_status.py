@@ -146,7 +146,8 @@ async def test_rates_success_and_times_are_those_of_the_tallies(
             tallies.add("stripe", REQUESTS, outcome)
     for n in range(100):
         tallies.add("stripe", REQUESTS, ACKNOWLEDGED, seconds=0.010 if n < 98 else 1.0)
-        tallies.add("stripe", HANDLER, "retry" if n < 70 else "done", seconds=0.2)
+        outcome = "retry" if n < 60 else "dead" if n < 70 else "done"
+        tallies.add("stripe", HANDLER, outcome, seconds=0.2)
     tallies.add("stripe", HANDLER, "released", seconds=100)
     await tallies.flush(pool)
     status = await read_status(settings)
@@ -158,6 +159,7 @@ async def test_rates_success_and_times_are_those_of_the_tallies(
     assert route["last_event_at"] is not None
     handler = only(status)
     assert (handler["runs"], handler["failed"], handler["success"]) == (100, 70, 0.3)
+    assert handler["retried"] == 60
     assert handler["p99_ms"] == pytest.approx(200, rel=0.1)
     assert "40 of 135 requests refused as BAD_SIGNATURE" in told(status)
     assert f"{HANDLER} (stripe) failed 70 of 100 runs in the last hour" in told(status)

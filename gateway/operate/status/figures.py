@@ -49,6 +49,10 @@ class Figures:
         done, *failed = (counts.get(outcome, 0) for outcome in RUNS)
         return done + sum(failed), sum(failed)
 
+    def retried(self, route: str, handler: str) -> int:
+        """How many runs of the last hour failed and were to be tried again."""
+        return self.hour.get((route, handler), {}).get(Outcome.RETRY, 0)
+
     def took_ms(self, route: str, handler: str, share: float) -> float | None:
         seconds = percentile(self.times.get((route, handler), {}), share)
         return None if seconds is None else round(seconds * 1000, 2)

@@ -214,6 +214,7 @@ def _empty(route: str, handler: str, figures: Figures) -> HandlerState:
         paused=False,
         runs=runs,
         failed=failed,
+        retried=figures.retried(route, handler),
         success=None if not runs else round(1 - failed / runs, 4),
         p50_ms=figures.took_ms(route, handler, 0.5),
         p99_ms=figures.took_ms(route, handler, 0.99),

@@ -122,6 +122,8 @@ class HandlerState(TypedDict):
     runs: int
     """Of the last hour: those that ended in success or failure."""
     failed: int
+    retried: int
+    """Of those that failed: the ones that are tried again, and did not die."""
     success: float | None
     """The share of them that did not fail."""
     p50_ms: float | None
