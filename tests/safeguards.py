@@ -321,8 +321,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the migration's lock, which holds through a pooler",
         "gateway/ledger/migrate.py",
-        '"select pg_advisory_xact_lock($1)", LOCK, timeout=TURN_S',
-        '"select $1::bigint", LOCK, timeout=TURN_S',
+        '"select pg_advisory_xact_lock($1)", LOCK, timeout=WORK_S',
+        '"select $1::bigint", LOCK, timeout=WORK_S',
         "tests/integration/test_pgbouncer.py::"
         "test_ten_that_migrate_at_once_apply_each_migration_once",
     ),
@@ -832,7 +832,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "what is paused pages nobody",
         "deploy/prometheus/alerts.yaml",
-        '          unless on (route) gateway_paused{handler=""}\n',
+        '          unless on (namespace, route) gateway_paused{handler=""}\n',
         "",
         "tests/unit/test_alert_rules.py::test_each_alert_fires_where_it_should_and_only_there",
     ),
