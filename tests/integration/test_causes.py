@@ -67,6 +67,24 @@ async def test_errors_of_one_cause_are_counted_together(pool: Pool, ledger: Read
     }
 
 
+@pytest.mark.parametrize(
+    ("error", "common"),
+    [
+        ("LookupError: no customer cus_AKwLszoUGAwDgl", "LookupError: no customer …"),
+        ("no customer cus_AKwLszo4GAwDgl, twice", "no customer …, twice"),
+        ("ConnectTimeoutError: card_declined", "ConnectTimeoutError: card_declined"),
+        ("KeyError: payment_method_details", "KeyError: payment_method_details"),
+        ("STRIPE_WEBHOOK_SECRET is not set", "STRIPE_WEBHOOK_SECRET is not set"),
+        ("_FrozenInstance of module_Name", "_FrozenInstance of module_Name"),
+        ("HTTP 503 of ord_AbcdefGhijkl", "HTTP 503 of …"),
+    ],
+)
+async def test_an_id_is_told_from_a_word_with_or_without_digits(
+    ledger: Reader, error: str, common: str
+) -> None:
+    assert await ledger.value("select gateway.common_error($1)", error) == common
+
+
 async def test_the_error_itself_is_shown_only_where_it_was_always_the_same(
     pool: Pool, ledger: Reader
 ) -> None:
