@@ -88,6 +88,9 @@ CASES: Final[dict[str, list[Case]]] = {
     ],
     "GatewayNotTaken": [
         Case(requests("UNAVAILABLE", "0+1x90"), requests("UNAVAILABLE", "7x90")),
+        Case(  # a failover, over in a moment
+            requests("UNAVAILABLE", "0+1x90"), requests("UNAVAILABLE", "0x56 7x35")
+        ),
     ],
     "GatewaySlowToAcknowledge": [Case(slow("2.5"), slow("0.5"))],
     "GatewayRefusing": [
