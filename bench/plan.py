@@ -46,7 +46,7 @@ class Plan:
     prune_seconds: int = 10
 
     retention_events: int = 10_000_000
-    retention_rounds: int = 3
+    retention_rounds: int = 4
     retention_seconds: int = 70
     tables_rounds: int = 5
     size_events: int = 20_000
@@ -108,7 +108,7 @@ QUICK = Plan(
     flood_seconds=2,
     retention_events=500_000,
     retention_rounds=2,
-    retention_seconds=100,
+    retention_seconds=30,
     tables_rounds=2,
     size_events=5_000,
     console_events=1_000_000,

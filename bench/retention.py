@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -22,6 +23,7 @@ from bench.processing import watch_effects
 from bench.requests import TYPE, stripe_body, write_stripe
 from gateway.ledger.connection import PREPARED_ONCE
 from gateway.ledger.deliveries import DONE, lease_due, settle
+from gateway.ledger.partitions import REST_S
 
 SPAN_DAYS, DROPPED_DAYS = 90, 30
 RATE = 300
@@ -143,8 +145,9 @@ def measure_tables(environment: Environment, rounds: int) -> Results:
 
 
 def measure_drop(environment: Environment, plan: Plan) -> Results:
-    """Acknowledgements at a steady rate, by turns with and without days that are dropped."""
-    share = (DROPPED_DAYS + DROPPED_DAYS // 7 + 1) // plan.retention_rounds + 1
+    """Acknowledgements at a steady rate, by turns with and without days that are dropped at a
+    worker's pace; then the others of the month, at once."""
+    share = int(plan.retention_seconds / REST_S)
     samples: dict[str, list[Sample]] = {"alone": [], "dropping": []}
     with _ledger(environment, plan.retention_events) as database:
         size = database.fetchval("select pg_database_size(current_database())")
@@ -162,14 +165,17 @@ def measure_drop(environment: Environment, plan: Plan) -> Results:
                         f"  {sample['dropped']:.0f} tables in {sample['drop_seconds']:.2f} s",
                         flush=True,
                     )
+        others = _drop(environment, database, SPAN_DAYS, rest_s=0)
+        print(f"  {others['dropped']} others in {others['drop_seconds']:.2f} s", flush=True)
         left = database.fetchval(ROWS)
+    drops = [*samples["dropping"], others]
     return {
         "events": plan.retention_events,
         "rate": RATE,
         "ledger_bytes": size,
-        "days": sum(sample["dropped"] for sample in samples["dropping"]),
+        "days": sum(sample["dropped"] for sample in drops),
         "rows": rows - left,
-        "seconds": sum(sample["drop_seconds"] for sample in samples["dropping"]),
+        "seconds": sum(sample["drop_seconds"] for sample in drops),
         "samples": samples,
         "summary": summarize_all(samples),
         "p99_ratios": round_ratios(samples, "dropping", "alone", "p99_ms"),
@@ -181,16 +187,21 @@ def _acknowledge(
 ) -> Sample:
     seconds = plan.retention_seconds
     count = RATE * seconds + 1
-    dropped = {"seconds": 0.0, "dropped": 0.0}
+    dropped = {"drop_seconds": 0.0, "dropped": 0.0}
     with environment.requests_file(count * REQUEST_BYTES) as file:
         write_stripe(file, count)
         with start_open_loop(server.port, file, rate=RATE, seconds=seconds) as load:
             time.sleep(1)
             if days:
-                with environment.module("bench.days", database.url, str(days)) as process:
-                    dropped = process.figures(600)
+                dropped = _drop(environment, database, days, rest_s=REST_S)
             sample = load.figures(seconds + OVERTIME_S)
-    return {**sample, "drop_seconds": dropped["seconds"], "dropped": dropped["dropped"]}
+    return sample | dropped
+
+
+def _drop(environment: Environment, database: Database, days: int, rest_s: float) -> Sample:
+    with environment.module("bench.days", database.url, str(days), str(rest_s)) as process:
+        found = process.figures(600)
+    return {"drop_seconds": found["seconds"], "dropped": found["dropped"]}
 
 
 async def _lease_and_settle(url: str, count: int) -> Sample:
@@ -248,6 +259,7 @@ def _ledger(environment: Environment, count: int) -> Iterator[Database]:
         database.execute("vacuum analyze")
         database.execute("checkpoint")
         environment.set_wal_size(None)
+        os.sync()  # else the disk is at it for minutes
         yield database
     finally:
         database.close()

@@ -29,9 +29,9 @@ LOOK_AGAIN_S: Final = 0.1
 waits for a table that is to be dropped has everybody else wait behind him."""
 
 MOST_DROPPED: Final = 200
-REST_S: Final = 5.0
-"""A drop is felt for some tens of milliseconds, by who claims just then: few enough of them that
-a month that has to go at once is spread over minutes."""
+REST_S: Final = 20.0
+"""A drop is felt for up to a tenth of a second by who claims just then, since its file is given
+back to the disk: so many of them that not one request in a hundred feels it."""
 
 MAKE_EVERY: Final = timedelta(hours=1)
 FORGET_MISFILED: Final = {
