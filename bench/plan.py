@@ -48,6 +48,8 @@ class Plan:
     retention_events: int = 10_000_000
     retention_rounds: int = 4
     retention_seconds: int = 70
+    retention_days: int = 4
+    """Dropped while so many seconds pass: half a GB each, with rests."""
     tables_rounds: int = 5
     size_events: int = 20_000
 

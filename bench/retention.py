@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from bench.processing import watch_effects
 from bench.requests import TYPE, stripe_body, write_stripe
 from gateway.ledger.connection import PREPARED_ONCE
 from gateway.ledger.deliveries import DONE, lease_due, settle
-from gateway.ledger.partitions import REST_S
+from gateway.ledger.partitions import UNHURRIED
 
 SPAN_DAYS, DROPPED_DAYS = 90, 30
 RATE = 300
@@ -147,7 +148,6 @@ def measure_tables(environment: Environment, rounds: int) -> Results:
 def measure_drop(environment: Environment, plan: Plan) -> Results:
     """Acknowledgements at a steady rate, by turns with and without days that are dropped at a
     worker's pace; then the others of the month, at once."""
-    share = int(plan.retention_seconds / REST_S)
     samples: dict[str, list[Sample]] = {"alone": [], "dropping": []}
     with _ledger(environment, plan.retention_events) as database:
         size = database.fetchval("select pg_database_size(current_database())")
@@ -156,7 +156,7 @@ def measure_drop(environment: Environment, plan: Plan) -> Results:
             server.wait_ready()
             warm_up(server.port)
             for number in range(plan.retention_rounds):
-                for name, days in (("alone", 0), ("dropping", share)):
+                for name, days in (("alone", 0), ("dropping", plan.retention_days)):
                     sample = _acknowledge(environment, plan, database, server, days)
                     samples[name].append(sample)
                     print(
@@ -165,7 +165,7 @@ def measure_drop(environment: Environment, plan: Plan) -> Results:
                         f"  {sample['dropped']:.0f} tables in {sample['drop_seconds']:.2f} s",
                         flush=True,
                     )
-        others = _drop(environment, database, SPAN_DAYS, rest_s=0)
+        others = _drop(environment, database, SPAN_DAYS, math.inf)
         print(f"  {others['dropped']} others in {others['drop_seconds']:.2f} s", flush=True)
         left = database.fetchval(ROWS)
     drops = [*samples["dropping"], others]
@@ -193,13 +193,13 @@ def _acknowledge(
         with start_open_loop(server.port, file, rate=RATE, seconds=seconds) as load:
             time.sleep(1)
             if days:
-                dropped = _drop(environment, database, days, rest_s=REST_S)
+                dropped = _drop(environment, database, days, UNHURRIED)
             sample = load.figures(seconds + OVERTIME_S)
     return sample | dropped
 
 
-def _drop(environment: Environment, database: Database, days: int, rest_s: float) -> Sample:
-    with environment.module("bench.days", database.url, str(days), str(rest_s)) as process:
+def _drop(environment: Environment, database: Database, days: int, bytes_per_s: float) -> Sample:
+    with environment.module("bench.days", database.url, str(days), str(bytes_per_s)) as process:
         found = process.figures(600)
     return {"drop_seconds": found["seconds"], "dropped": found["dropped"]}
 

@@ -6,6 +6,7 @@ dropped, whatever is in it.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,9 +30,10 @@ LOOK_AGAIN_S: Final = 0.1
 waits for a table that is to be dropped has everybody else wait behind him."""
 
 MOST_DROPPED: Final = 200
-REST_S: Final = 20.0
-"""A drop is felt for up to a tenth of a second by who claims just then, since its file is given
-back to the disk: so many of them that not one request in a hundred feels it."""
+UNHURRIED: Final = 25 * 1024**2
+"""How many bytes a second are given back to the disk by who is in no hurry: while a file is, for up
+to a tenth of a second for each half a GB, a claim waits for the disk. At this pace not one in a
+hundred does."""
 
 MAKE_EVERY: Final = timedelta(hours=1)
 FORGET_MISFILED: Final = {
@@ -51,6 +53,7 @@ class Tended:
     dropped: int = 0
     waiting: int = 0
     """Tables that are to be dropped, and are in use."""
+    rested_s: float = 0
 
 
 async def keep_retention(ledger: Executor, retention: Mapping[str, Retention]) -> None:
@@ -99,10 +102,10 @@ async def tend(
     retention: Mapping[str, Retention],
     *,
     most: int = MOST_DROPPED,
-    rest_s: float = 0,
+    bytes_per_s: float = math.inf,
 ) -> Tended:
-    """Makes what will be needed, and drops what has had its day: the oldest, at most so many, and
-    with a rest between two.
+    """Makes what will be needed, and drops what has had its day: the oldest, at most so many, with
+    a rest after each that keeps to the pace.
 
     Two at once do no harm: what one has filed anew the other does not find, and what one has
     dropped is gone.
@@ -112,13 +115,16 @@ async def tend(
     due = await connection.fetch(QUERIES["list_due_partitions"])
     if due:
         refiled += await _refile_wanted(connection)
-    dropped = 0
-    for number, row in enumerate(due[:most]):
-        await asyncio.sleep(rest_s if number else 0)
+    dropped, rested_s = 0, 0.0
+    for row in due[:most]:
         forget = _forget_misfiled if row["is_misfiled"] else _drop
-        dropped += await forget(connection, row["parent"], row["day"])
+        if await forget(connection, row["parent"], row["day"]):
+            dropped += 1
+            rest_s = row["bytes"] / bytes_per_s
+            await asyncio.sleep(rest_s)
+            rested_s += rest_s
     waiting = await count_due(connection) if due else 0
-    return Tended(made=made, refiled=refiled, dropped=dropped, waiting=waiting)
+    return Tended(made=made, refiled=refiled, dropped=dropped, waiting=waiting, rested_s=rested_s)
 
 
 async def _put_in_order(connection: Connection | Pooled) -> int:

@@ -18,7 +18,7 @@ from gateway.failpoints import reached
 from gateway.ledger.causes import Causes
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
-from gateway.ledger.partitions import REST_S
+from gateway.ledger.partitions import UNHURRIED
 from gateway.ledger.partitions import tend as tend_partitions
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.rejected import forget_rejected
@@ -147,7 +147,7 @@ class Sweeper:
         """Tables of payloads and attempts, for days to come and of days that have come."""
         if time.monotonic() - self._tended_at >= TEND_EVERY_S:
             async with self._ledger.acquire() as connection:
-                tended = await tend_partitions(connection, self._retention, rest_s=REST_S)
+                tended = await tend_partitions(connection, self._retention, bytes_per_s=UNHURRIED)
             if tended.refiled or tended.dropped or tended.waiting:
                 log.info("partitions_tended", **asdict(tended))
             self._metrics.pruned.labels("days").inc(tended.dropped)

@@ -164,6 +164,19 @@ async def test_a_day_that_has_come_is_dropped_with_what_nobody_wants(
     assert await ledger.value("select count(*) from gateway.attempts") == 0
 
 
+async def test_who_is_in_no_hurry_rests_for_what_he_gave_back_to_the_disk(
+    database_url: str, ledger: Reader, connection: Connection
+) -> None:
+    await claim(database_url, "evt_1")
+    await let_pass(ledger, 20)
+    due = await ledger.rows(QUERIES["list_due_partitions"])
+    assert len(due) > 1
+    tended = await tend(connection, ROUTES, bytes_per_s=5e6)
+    assert tended.dropped == len(due)
+    assert tended.rested_s == pytest.approx(sum(row["bytes"] for row in due) / 5e6)
+    assert tended.rested_s > 0
+
+
 @pytest.mark.parametrize("status", ["pending", "running", "dead"])
 async def test_what_is_not_finished_keeps_its_payload_and_its_attempts(
     status: str, database_url: str, ledger: Reader, connection: Connection

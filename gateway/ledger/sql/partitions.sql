@@ -18,17 +18,19 @@ where (r.key, r.payload) is distinct from (excluded.key, excluded.payload);
 select gateway.make_partitions();
 
 -- name: list_due_partitions
--- Tables of days that have come, and until which day there is something that was filed where there was no table.
-select parent, day, false as is_misfiled
+-- Tables of days that have come, with what they take of the disk; and until which day there is something that was
+-- filed where there was no table.
+select parent, day, false as is_misfiled,
+       coalesce(pg_total_relation_size(to_regclass(format('gateway.%I', name))), 0) as bytes
 from gateway.partitions
 where day <= (now() at time zone 'UTC')::date
 union all
-select 'payloads', max(until), true
+select 'payloads', max(until), true, 0
 from gateway.payloads_default
 where until <= (now() at time zone 'UTC')::date
 having max(until) is not null
 union all
-select 'attempts', max(until), true
+select 'attempts', max(until), true, 0
 from gateway.attempts_default
 where until <= (now() at time zone 'UTC')::date
 having max(until) is not null
