@@ -163,9 +163,9 @@ def _ledger(environment: Environment, past: Past) -> Iterator[Database]:
     began = time.monotonic()
     database = environment.add_database("console")
     try:
-        environment.set_wal_size("2GB")  # so that filling is not all checkpoints
+        environment.put_off_checkpoints("2GB")  # so that filling is not all checkpoints
         make_past(database, past, tell)
-        environment.set_wal_size(None)
+        environment.put_off_checkpoints(None)
         print(f"  filled and indexed after {time.monotonic() - began:.0f} s", flush=True)
         yield database
     finally:

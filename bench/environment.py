@@ -87,10 +87,12 @@ class Environment:
         self.migrate(url)
         return Database(url)
 
-    def set_wal_size(self, size: str | None) -> None:
-        """How much may be written before a checkpoint; None for what it was."""
-        change = "reset max_wal_size" if size is None else f"set max_wal_size = '{size}'"
-        self.database.execute(f"alter system {change}")
+    def put_off_checkpoints(self, wal: str | None) -> None:
+        """Until so much is written, or an hour has passed; None for what it was."""
+        settings = {"max_wal_size": wal, "checkpoint_timeout": None if wal is None else "1h"}
+        for name, value in settings.items():
+            change = f"reset {name}" if value is None else f"set {name} = '{value}'"
+            self.database.execute(f"alter system {change}")
         self.database.execute("select pg_reload_conf()")
 
     def migrate(self, database_url: str) -> None:

@@ -130,7 +130,7 @@ def _full_ledger(environment: Environment, plan: Plan) -> Iterator[Database]:
     full = environment.add_database("full")
     try:
         began = time.monotonic()
-        environment.set_wal_size("4GB")  # so that filling is not all checkpoints
+        environment.put_off_checkpoints("4GB")  # so that filling is not all checkpoints
         fill(
             full,
             plan.ledger_events,
@@ -139,7 +139,7 @@ def _full_ledger(environment: Environment, plan: Plan) -> Iterator[Database]:
             bodies=plan.ledger_bodies,
             tell=tell,
         )
-        environment.set_wal_size(None)
+        environment.put_off_checkpoints(None)
         yield full
     finally:
         full.close()
