@@ -9,7 +9,7 @@ from gateway.api.http import routes
 from gateway.api.office import Background, Office
 from gateway.api.operations import OPERATIONS
 from gateway.ledger.budget import OFFICE_CONNECTIONS
-from gateway.ledger.connection import Pool, open_pool
+from gateway.ledger.connection import PREPARED_ONCE, Pool, open_pool
 from gateway.project import Project, database_url
 from gateway.receive.guard import TokenGuard, secret_of
 
@@ -58,6 +58,7 @@ class FrontOffice:
                 name="gateway api",
                 size=OFFICE_CONNECTIONS,
                 command_timeout_s=COMMAND_S,
+                **PREPARED_ONCE,
             )
 
     async def close(self) -> None:
