@@ -38,7 +38,7 @@ def test_an_audit_of_nothing_is_none(answer: tuple[str, str]) -> None:
 
 
 def test_without_a_network_it_says_so() -> None:
-    complaints = "...\nrequests.exceptions.ConnectionError: Failed to resolve 'pypi.org'"
+    complaints = "...\nrequests.exceptions.ConnectionError: Failed to resolve 'a.registry.example'"
     assert judge(("", complaints)) == ("not run (no network)", False)
 
 
