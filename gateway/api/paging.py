@@ -2,36 +2,19 @@
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import orjson
-from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from gateway.api.operation import Params
 from gateway.errors import NotFound
-from gateway.notation.moments import EARLIEST
 
 T = TypeVar("T")
 
 
-def _held(moment: datetime) -> datetime:
-    """In UTC, where Python and Postgres can hold it: near the ends, not every zone's time is."""
-    try:
-        moment = moment.astimezone(UTC)
-    except OverflowError:
-        raise ValueError("beyond what can be held") from None
-    if not EARLIEST <= moment <= LATEST:
-        raise ValueError("beyond what can be held")
-    return moment
-
-
-PlaceTime = Annotated[AwareDatetime, AfterValidator(_held)]
-"""The time of a row, as a place in a listing has it."""
-
 LONGEST_PAGE: Final = 1000
-LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 
 
 class Page(TypedDict, Generic[T]):

@@ -1,10 +1,14 @@
-"""Moments as people write them: `2h` (ago), a date, or a time."""
+"""Times from outside, within the range that Python and Postgres can both hold.
+
+Every time that a sender, an API or a person writes is read here: a time outside the range is a
+ValueError like any other malformed text, and never an OverflowError further on.
+"""
 
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, WithJsonSchema
 
 from gateway.notation.problems import Unexpected, describe
 from gateway.notation.quantities import parse_duration
@@ -12,12 +16,49 @@ from gateway.notation.quantities import parse_duration
 TIME_EXPECTED: Final = "a time such as 2026-12-01T00:00:00Z"
 MOMENT_EXPECTED: Final = "a duration such as 2h (ago), or a time such as 2026-11-16T02:00"
 EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""What Postgres and Python can both hold, in any zone."""
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""A day from each end of Python's calendar, so that such a time exists in every zone. The ends
+themselves mean -infinity and infinity to asyncpg, which reads those back without a zone."""
+LONGEST_ISO: Final = 40
+"""Characters: a time with microseconds and an offset has 32."""
+
+
+def to_utc(moment: datetime) -> datetime:
+    """Return an aware time in UTC. Raises ValueError if it is out of range."""
+    try:
+        moment = moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(_OUT_OF_RANGE) from None
+    if not EARLIEST <= moment <= LATEST:
+        raise ValueError(_OUT_OF_RANGE)
+    return moment
+
+
+def from_unix(seconds: float) -> datetime:
+    """Return a time from unix seconds. Raises ValueError if it is out of range, or not a number."""
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, OSError):
+        raise ValueError(_OUT_OF_RANGE) from None
+    return to_utc(moment)
+
+
+def parse_iso(text: str) -> datetime:
+    """Return a time from ISO 8601 text with its offset, in UTC. Raises ValueError."""
+    if len(text) > LONGEST_ISO:
+        raise ValueError(f"{len(text)} characters; expected at most {LONGEST_ISO}")
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("no offset from UTC")
+    return to_utc(moment)
+
+
+_OUT_OF_RANGE: Final = f"out of range: expected {EARLIEST:%Y-%m-%d} to {LATEST:%Y-%m-%d}"
 
 
 def parse_moment(text: str) -> datetime:
     """Read a moment; one without a zone is in UTC."""
-    with suppress(ValueError, OverflowError):
+    with suppress(ValueError):
         return datetime.now(UTC) - parse_duration(text)
     return _parse(text, MOMENT_EXPECTED)
 
@@ -29,18 +70,18 @@ def parse_time(text: str) -> datetime:
 
 def _parse(text: str, expected: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
-        moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
+        return _in_utc(datetime.fromisoformat(text))
+    except ValueError:
         raise Unexpected(found=describe(text), expected=expected) from None
-    if moment < EARLIEST:
-        raise Unexpected(found=describe(text), expected=expected)
-    return moment
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return to_utc(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def _moment(value: object) -> datetime:
     if isinstance(value, datetime):
-        return value
+        return _in_utc(value)
     if isinstance(value, str):
         return parse_moment(value)
     raise Unexpected(found=describe(value), expected=MOMENT_EXPECTED)
@@ -48,12 +89,14 @@ def _moment(value: object) -> datetime:
 
 def _time(value: object) -> datetime:
     if isinstance(value, datetime):
-        return value
+        return _in_utc(value)
     if isinstance(value, str):
         return parse_time(value)
     raise Unexpected(found=describe(value), expected=TIME_EXPECTED)
 
 
+UtcTime = Annotated[AwareDatetime, AfterValidator(to_utc)]
+"""A time in somebody else's JSON, in UTC and within the range."""
 Time = Annotated[
     datetime,
     BeforeValidator(_time),

@@ -1,11 +1,12 @@
 """Stripe: `t` and `v1` in one header, snapshot and thin events."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from gateway.errors import BadPayload, BadSignature, StaleTimestamp
 from gateway.model import Envelope
+from gateway.notation.moments import LATEST, from_unix, parse_iso
 from gateway.providers.payload import check_text, describe, parse_object, require_text, text_at
 from gateway.providers.provider import Facts, Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
@@ -19,7 +20,7 @@ _MAX_HEADER_CHARS: Final = 4096
 _MAX_TIME_DIGITS: Final = 12
 # Stripe's libraries allow five minutes, https://docs.stripe.com/webhooks#replay-attacks
 _TOLERANCE: Final = timedelta(minutes=5)
-_LAST_SECOND: Final = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
+_LAST_SECOND: Final = int(LATEST.timestamp())
 
 
 def verify(
@@ -138,7 +139,7 @@ def _from_seconds(created: object) -> datetime:
         raise BadPayload(f"`created`: found {describe(created)}; expected unix seconds")
     if not 0 <= created <= _LAST_SECOND:
         raise BadPayload(f"`created`: found {created}; expected 0 to {_LAST_SECOND}")
-    return datetime.fromtimestamp(created, UTC)
+    return from_unix(created)
 
 
 def _from_iso(created: object) -> datetime:
@@ -146,11 +147,8 @@ def _from_iso(created: object) -> datetime:
     if not isinstance(created, str):
         raise BadPayload(problem)
     try:
-        moment = datetime.fromisoformat(created)
-        if moment.tzinfo is None:
-            raise BadPayload(problem)
-        return moment.astimezone(UTC)
-    except (ValueError, OverflowError):
+        return parse_iso(created)
+    except ValueError:
         raise BadPayload(problem) from None
 
 

@@ -7,11 +7,12 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
-from pydantic import AwareDatetime, BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from gateway.errors import ProviderFailed
 from gateway.ledger.gaps import Missing
 from gateway.model import Envelope
+from gateway.notation.moments import UtcTime
 from gateway.providers.payload import is_text
 from gateway.reconcile.api import Api, Refused
 from gateway.reconcile.listing import Listed, Page
@@ -32,7 +33,7 @@ class Delivery(BaseModel):
 
     id: int = Field(ge=0, lt=2**63)
     guid: str
-    delivered_at: AwareDatetime
+    delivered_at: UtcTime
     redelivery: bool = False
     status: str = ""
     status_code: int = 0

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.notation.moments import to_utc
+
 LONGEST_S: Final = 366 * 24 * 3600.0
 """Claims later than a year after the fact share the last place of their second."""
 
@@ -70,6 +72,10 @@ def ordered_version(version: Any, received_at: datetime) -> Any:
         return version
     if version.tzinfo is None:
         raise ValueError(f"version={version!r} has no time zone: pass an aware datetime")
+    try:
+        version = to_utc(version)
+    except ValueError as error:
+        raise ValueError(f"version={version!r} is {error}") from None
     if version.microsecond:
         return version
     late_s = min(max((received_at - version).total_seconds(), 0.0), LONGEST_S)

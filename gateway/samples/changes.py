@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from gateway.notation.moments import from_unix, parse_time
+
 Document = dict[str, Any]
 
 STRIPE_STATUSES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -169,11 +171,10 @@ def read_time(value: object) -> datetime | None:
     """A time as the providers write it: unix seconds, or ISO 8601."""
     try:
         if isinstance(value, int):
-            return datetime.fromtimestamp(value, UTC)
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except (ValueError, OverflowError, OSError):
+            return from_unix(value)
+        return parse_time(value) if isinstance(value, str) else None
+    except ValueError:
         return None
-    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def write_time(like: object, moment: datetime) -> str | int:

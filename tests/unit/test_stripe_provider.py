@@ -340,7 +340,7 @@ def test_a_context_that_cannot_be_stored_is_a_bad_payload() -> None:
             read(thin(context=value))
 
 
-@pytest.mark.parametrize("created", [None, True, "1700000000", 1.5, -1, 253_402_300_800, 2**63, []])
+@pytest.mark.parametrize("created", [None, True, "1700000000", 1.5, -1, 253_402_128_001, 2**63, []])
 def test_a_snapshot_time_that_is_not_unix_seconds_is_a_bad_payload(created: object) -> None:
     with pytest.raises(BadPayload, match="`created`"):
         read(snapshot(created=created))
@@ -374,7 +374,7 @@ def test_a_livemode_that_is_not_a_boolean_is_a_bad_payload(livemode: object) -> 
             read(event)
 
 
-@pytest.mark.parametrize(("created", "year"), [(0, 1970), (253_402_300_799, 9999)])
+@pytest.mark.parametrize(("created", "year"), [(0, 1970), (253_402_128_000, 9999)])
 def test_a_snapshot_time_at_the_edge_of_its_range_is_read(created: int, year: int) -> None:
     occurred_at = read(snapshot(created=created)).occurred_at
     assert occurred_at is not None

@@ -8,18 +8,19 @@ from pydantic import Field
 from gateway.api.filters import FilterParams
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
-from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams, PlaceTime
+from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
 from gateway.api.shapes import Causes, DeadRow, Groups
 from gateway.api.values import RowId, Text
 from gateway.ledger.bulk import read_clock
 from gateway.ledger.causes import count_causes
+from gateway.notation.moments import UtcTime
 from gateway.operate.bulk import Count, count_dead
 from gateway.operate.inspect import list_dead
 
 PLACE = Cursor(
     "finished_at",
     "delivery_id",
-    values=tuple[PlaceTime, Annotated[int, Field(ge=0, le=2**63 - 1)]],
+    values=tuple[UtcTime, Annotated[int, Field(ge=0, le=2**63 - 1)]],
 )
 
 

@@ -10,19 +10,20 @@ from pydantic import Field
 from gateway.api.filters import FilterParams
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor, Page, PageParams, PlaceTime
+from gateway.api.paging import Cursor, Page, PageParams
 from gateway.api.shapes import EventDetail, EventRow
 from gateway.api.values import Id, RowId, Text
 from gateway.errors import NotFound
 from gateway.failpoints import reached
 from gateway.ledger.deliveries import discard, replay
 from gateway.model import Status
+from gateway.notation.moments import UtcTime
 from gateway.operate.inspect import Row, find, list_events
 from gateway.operate.reveal import hide, reveal
 
 DeliveryId = Annotated[RowId, Field(description="The id of a delivery.")]
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
-PLACE = Cursor("received_at", "route", "event_id", values=tuple[PlaceTime, Words, Words])
+PLACE = Cursor("received_at", "route", "event_id", values=tuple[UtcTime, Words, Words])
 
 
 class EventsParams(PageParams, FilterParams):

@@ -8,11 +8,12 @@ from pydantic import Field
 
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor, PlaceTime
+from gateway.api.paging import Cursor
 from gateway.api.shapes import ErasedAnswer, PrunedAnswer
 from gateway.api.values import Id, Text
 from gateway.errors import CommandFailed
 from gateway.ledger.retention import Place
+from gateway.notation.moments import UtcTime
 from gateway.operate.erase import Subject, count_to_erase, erase
 from gateway.operate.prune import count_to_prune, list_left_alone, prune
 from gateway.spool.look import look_at
@@ -20,9 +21,9 @@ from gateway.spool.spool import SPOOL_DIRECTORY
 
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Marks = Annotated[tuple[tuple[PlaceTime, Words, Words], ...], Field(min_length=1)]
+Marks = Annotated[tuple[tuple[UtcTime, Words, Words], ...], Field(min_length=1)]
 PRUNED_TO = Cursor("marks", "turn", "idle", values=tuple[Marks, Small, Small])
-ERASED_TO = Cursor("received_at", "route", "event_id", values=tuple[PlaceTime, Words, Words])
+ERASED_TO = Cursor("received_at", "route", "event_id", values=tuple[UtcTime, Words, Words])
 
 DryRun = Annotated[bool, Field(strict=True, description="Only count.")]
 After = Annotated[

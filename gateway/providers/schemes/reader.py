@@ -1,16 +1,17 @@
 """What a verified request says of its event: id, type, account and time."""
 
 import hashlib
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from gateway.errors import BadPayload
 from gateway.model import Envelope
+from gateway.notation.moments import from_unix
 from gateway.providers.payload import check_text, is_text
 from gateway.providers.provider import Incoming, Read
 from gateway.providers.schemes.batch import split_items
-from gateway.providers.schemes.moments import parse_moment
-from gateway.providers.schemes.places import Looked, Place, Reader
+from gateway.providers.schemes.moments import bounded, parse_moment
+from gateway.providers.schemes.places import Looked, Place, Reader, dig
 from gateway.providers.schemes.sections import DIGEST, MomentSection, SenderSection
 from gateway.providers.schemes.template import Template
 from gateway.providers.schemes.verifier import Split
@@ -60,20 +61,20 @@ def _if_text(value: str | None) -> str | None:
     return value if is_text(value) else None
 
 
-def _moment_reader(section: MomentSection) -> "MomentReader":
-    return MomentReader(section.at.reader(), section.unit)
+def _moment_reader(section: MomentSection) -> Callable[[Looked], datetime | None]:
+    """Read a time that protects nothing: one that is malformed or out of range is left out."""
+    place, unit = section.at, section.unit
+    reader = place.reader()
 
+    def read(looked: Looked) -> datetime | None:
+        value = dig(looked.json, place.keys) if place.source == "json" else None
+        if isinstance(value, float) and unit != "iso":  # Mailgun: 1793534400.5
+            seconds = bounded(value / 1000 if unit == "ms" else value)
+        else:
+            seconds = parse_moment(reader(looked) or "", unit)
+        return None if seconds is None or seconds < 0 else from_unix(seconds)
 
-class MomentReader:
-    """Reads a time that protects nothing: what is odd is left out."""
-
-    def __init__(self, reader: Reader, unit: str) -> None:
-        self._reader = reader
-        self._unit = unit
-
-    def __call__(self, looked: Looked) -> datetime | None:
-        seconds = parse_moment(self._reader(looked) or "", self._unit)
-        return None if seconds is None or seconds < 0 else datetime.fromtimestamp(seconds, UTC)
+    return read
 
 
 def make_split(section: SenderSection) -> Split | None:

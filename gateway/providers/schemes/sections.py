@@ -24,6 +24,11 @@ TOLERANCE: Final = timedelta(minutes=5)
 REDELIVERY: Final = timedelta(days=7)
 """Where nobody has said how long a sender comes back: long enough for all that have."""
 MOST_HANDSHAKES: Final = 8
+Unit = Literal["s", "ms", "s_or_ms", "iso"]
+UNIT: Final = (
+    "Unix seconds, milliseconds, either of the two (milliseconds have 13 digits), or ISO 8601 with"
+    " its offset."
+)
 
 TEXT_SCHEMA: Final = {"type": "string"}
 PlaceText = Annotated[
@@ -105,18 +110,14 @@ class TokenSection(Section):
 class TimestampSection(ItemSection):
     """Where the time of signing is. It must be part of what is signed."""
 
-    unit: Literal["s", "ms", "iso"] = Field(
-        default="s", description="Unix seconds, milliseconds, or ISO 8601 with its offset."
-    )
+    unit: Unit = Field(default="s", description=UNIT)
 
 
 class MomentSection(Section):
     """When the event happened, by the sender's clock: information, no protection."""
 
     at: PlaceText = Field(description="Where it is.")
-    unit: Literal["s", "ms", "iso"] = Field(
-        default="s", description="Unix seconds, milliseconds, or ISO 8601 with its offset."
-    )
+    unit: Unit = Field(default="s", description=UNIT)
 
 
 class PublicVariant(Section):

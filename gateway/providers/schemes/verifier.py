@@ -12,7 +12,7 @@ from gateway.providers.provider import Incoming, Key, Verified, Verify
 from gateway.providers.schemes.items import signatures_reader, time_reader
 from gateway.providers.schemes.keys import PublicKey, decode_strictly
 from gateway.providers.schemes.message import composer
-from gateway.providers.schemes.moments import parse_moment
+from gateway.providers.schemes.moments import UNIT_EXPECTED, parse_moment
 from gateway.providers.schemes.places import Looked, Reader
 from gateway.providers.schemes.sections import TOLERANCE, HmacSection, SignedSection
 from gateway.providers.signature import NO_MATCH
@@ -92,7 +92,7 @@ def make_verify(section: SignedSection, split: Split | None) -> Verify:
         text = read_time(looked if is_time_read else Looked(incoming))
         signed_at_s = parse_moment(text or "", unit)
         if signed_at_s is None:
-            raise BadSignature(f"the timestamp is not {unit}")
+            raise BadSignature(f"the timestamp is not {UNIT_EXPECTED[unit]}")
         _check_time(signed_at_s, now, tolerance or section.tolerance or TOLERANCE)
         return Verified(index, signed_at_s)
 

@@ -6,7 +6,17 @@ from typing import Final
 from tests.fuzz.target import Target
 
 NAMES: Final = (
-    *("heads", "signatures", "greetings", "bodies", "forms", "jobs", "tokens", "order_keys"),
+    *(
+        "heads",
+        "signatures",
+        "greetings",
+        "bodies",
+        "forms",
+        "jobs",
+        "tokens",
+        "order_keys",
+        "times",
+    ),
     *("forwarded", "api", "spool", "routes", "recorded", "wire"),
 )
 
