@@ -85,13 +85,14 @@ def sign(name: str, vector: dict[str, Any]) -> Signed:
 
 
 def id_of(event: dict[str, Any], vector: dict[str, Any], signed: Signed) -> str:
-    """That of the vendor's request; where it is a header's, that of the header now."""
+    """The id in the vendor's request, with the headers of which it is made as they are now."""
     if event["id"] is None:
         return hashlib.sha256(signed.body).hexdigest()
+    id = str(event["id"])
     for header, value in vector["headers"].items():
-        if value == event["id"]:
-            return signed.headers.get(header) or str(value)
-    return str(event["id"])
+        if id == value or id.endswith(f".{value}"):
+            id = id.removesuffix(value) + signed.headers.get(header, value)
+    return id
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def mailgun() -> None:
         secret=secret,
         headers=JSON,
         body=body,
-        events=one("CPgfbmQMTCKtHW6uIWtuVe", "delivered"),
+        events=one("delivered.CPgfbmQMTCKtHW6uIWtuVe", "delivered"),
     )
 
 
@@ -411,7 +411,7 @@ def base64_signed() -> None:
             headers=JSON | headers,
             body=body,
             events=one(
-                f"1234b567-89cd-4e0f-9012-abcdef345678.envelope-completed.{ISO}",
+                f"1234b567-89cd-4e0f-9012-abcdef345678.envelope-completed..{ISO}",
                 "envelope-completed",
             ),
         )

@@ -72,9 +72,13 @@ class _Fields:
         self._values: dict[Place, Any] = {}
         choice = choose(section.type, type)
         self._values |= {} if choice is None else choice.match(type)
+        if isinstance(section, SignedSection) and section.timestamp is not None:
+            # Before the id, of which it may be a part.
+            moment = format_moment(now, section.timestamp.unit)
+            self._values.setdefault(section.timestamp.at[0], _number(moment))
         self.id = self._draw_id(section.id[0])
         if isinstance(section, SignedSection):
-            self._add_signed(section, now)
+            self._add_signed(section)
         if section.occurred_at is not None:
             moment = format_moment(now, section.occurred_at.unit)
             self._values.setdefault(section.occurred_at.at, _number(moment))
@@ -98,10 +102,7 @@ class _Fields:
             for piece in choice.pieces
         )
 
-    def _add_signed(self, section: SignedSection, now: datetime) -> None:
-        if section.timestamp is not None:
-            moment = format_moment(now, section.timestamp.unit)
-            self._values.setdefault(section.timestamp.at[0], _number(moment))
+    def _add_signed(self, section: SignedSection) -> None:
         for part in section.signed.parts:
             if part.place is not None and not part.is_optional:
                 self._values.setdefault(part.place, secrets.token_hex(8))

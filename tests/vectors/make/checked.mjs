@@ -43,7 +43,7 @@ export async function shops() {
   write("linear", "event", {
     made_by: by(`${at("@linear/sdk")} LinearWebhookClient.verify`), secret, body,
     headers: { ...json, "linear-delivery": "234d1a4e-b617-4388-90fe-adc3633d6b72", "linear-event": "Issue", "linear-signature": header },
-    events: [{ id: "234d1a4e-b617-4388-90fe-adc3633d6b72", type: "Issue.create" }],
+    events: [{ id: null, type: "Issue.create" }],
   });
 
   const { WebhooksHelper } = require("square");

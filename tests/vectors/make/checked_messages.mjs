@@ -73,7 +73,7 @@ export async function messages() {
   await accepted(body, (text) => webflow.webhooks.verifySignature({ headers, body: text, secret }));
   write("webflow", "event", {
     made_by: by(`${at("webflow-api")} webhooks.verifySignature`), secret, headers, body,
-    events: [{ id: null, type: "form_submission" }],
+    events: [{ id: `form_submission.6321ca84df3949bfc6752327.${AT_MS}`, type: "form_submission" }],
   });
 
   const MessageValidator = require("viber-bot/lib/message/message-validator.js");
@@ -108,7 +108,7 @@ export async function messages() {
   write("mailersend", "event", {
     made_by: by(`${at("mailersend")} MailerSendUtils.verifyWebHook`), secret, body,
     headers: { ...json, signature: header },
-    events: [{ id: "62f114f8165fe0d8db0288e3", type: "activity.sent" }],
+    events: [{ id: "activity.sent.62f114f8165fe0d8db0288e3", type: "activity.sent" }],
   });
 
   const hookdeck = require("@hookdeck/sdk/webhooks/helpers");

@@ -1,0 +1,182 @@
+"""The requests that senders send first: a signed one without an id or a type is taken."""
+
+import hmac
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from gateway.errors import BadSignature
+from gateway.model import FORM
+from gateway.providers import PROVIDERS, Incoming, Provider
+from gateway.providers.entries import entry_names, read_scheme
+from gateway.providers.schemes.coverage import covers_choice
+from gateway.providers.schemes.sections import DIGEST, SignedSection
+from gateway.providers.schemes.template import Template
+
+NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)
+URL = "https://gateway.example.com/webhooks/x"
+NAMES = sorted(entry_names())
+DIGEST_CHARS = 64
+
+
+def is_last_resort(choice: Template) -> bool:
+    return str(choice) == DIGEST or not choice.places
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_entry_has_a_last_resort_for_its_id_and_type(name: str) -> None:
+    section = read_scheme(name)
+    assert is_last_resort(section.type[-1])
+    # An id that is signed is there, or the request is not verified.
+    is_signed = isinstance(section, SignedSection) and (
+        section.signed.has("id")
+        or (not section.signed.has("body") and covers_choice(section, section.id[-1]))
+    )
+    assert is_last_resort(section.id[-1]) or is_signed
+
+
+def receive(provider: Provider, body: bytes, secret: str, **headers: str) -> Incoming:
+    """A body, signed as the sender does, and verified."""
+    signed = provider.sign(body, secret=secret.encode(), id="ping_1", type="ping", now=NOW, url=URL)
+    incoming = Incoming({**signed.headers, **headers}, signed.body, "POST", signed.url)
+    key = provider.read_key(secret.encode())
+    provider.verify(incoming, keys=[key], now=NOW, tolerance=provider.tolerance)
+    return incoming
+
+
+# Adyen signs fields of each item, and makes the id of them: there is no ping without them.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "adyen"])
+def test_a_signed_ping_without_id_and_type_is_taken(name: str) -> None:
+    provider = PROVIDERS[name]
+    incoming = receive(provider, b"{}", provider.make_secret())
+    section = read_scheme(name)
+    is_id_signed = isinstance(section, SignedSection) and section.signed.has("id")
+    if not is_id_signed and name != "twilio":
+        incoming = incoming._replace(
+            headers={k: v for k, v in incoming.headers.items() if k == "content-type"}
+        )
+    if provider.greet is not None and provider.greet(incoming, key=None) is not None:
+        return
+    for item in [incoming] if provider.split is None else provider.split(incoming):
+        envelope = provider.read(item)
+        assert envelope.id
+        assert envelope.type
+        if not is_id_signed and name not in ("twilio", "mercado-pago"):
+            assert len(envelope.id) == DIGEST_CHARS
+
+
+def test_the_ping_of_intercom_has_no_id() -> None:
+    provider = PROVIDERS["intercom"]
+    ping = {"type": "notification_event", "app_id": "a1", "id": None, "topic": "ping"}
+    envelope = provider.read(receive(provider, json.dumps(ping).encode(), "secret"))
+    assert (len(envelope.id), envelope.type) == (DIGEST_CHARS, "ping")
+
+
+def test_slack_checks_the_certificate_with_a_signed_form() -> None:
+    provider = PROVIDERS["slack"]
+    body = urlencode({"ssl_check": 1, "token": "Jhj5dZrVaK7ZwHHjRyZWjbDl"}).encode()
+    incoming = receive(provider, body, "secret", **{"content-type": FORM})
+    assert provider.greet is not None
+    greeting = provider.greet(incoming, key=b"secret")
+    assert greeting is not None
+    assert (greeting.status, greeting.body) == (200, b"")
+    command = urlencode({"command": "/collect", "text": "ssl_check=1"}).encode()
+    assert provider.greet(receive(provider, command, "secret"), key=b"secret") is None
+
+
+LINEAR_RETRIES = [
+    timedelta(minutes=1),
+    timedelta(hours=1, minutes=1),
+    timedelta(hours=7, minutes=2),
+]
+
+
+@pytest.mark.parametrize("later", LINEAR_RETRIES)
+def test_a_retry_of_linear_is_the_same_event(later: timedelta) -> None:
+    """A retry repeats the body with the time of the first try."""
+    provider = PROVIDERS["linear"]
+    body = json.dumps(
+        {"type": "Issue", "action": "update", "webhookTimestamp": int(NOW.timestamp() * 1000)}
+    ).encode()
+    incoming = receive(provider, body, "secret", **{"linear-delivery": "first"})
+    again = incoming._replace(headers={**incoming.headers, "linear-delivery": "second"})
+    provider.verify(again, keys=[b"secret"], now=NOW + later, tolerance=provider.tolerance)
+    assert provider.read(again).id == provider.read(incoming).id
+
+
+def test_stock_that_goes_back_and_forth_is_three_events_of_webflow() -> None:
+    provider = PROVIDERS["webflow"]
+    ids = set()
+    for seconds, quantity in enumerate((5, 4, 5)):
+        payload = {"id": "item", "quantity": quantity, "inventoryType": "finite"}
+        body = json.dumps({"triggerType": "ecomm_inventory_changed", "payload": payload}).encode()
+        signed = provider.sign(
+            body, secret=b"s", id="", type="x", now=NOW + timedelta(seconds=seconds)
+        )
+        ids.add(provider.read(Incoming(signed.headers, body)).id)
+    assert len(ids) == 3
+
+
+def mercado_pago(moment: str, body: dict[str, Any]) -> Incoming:
+    signed = f"id:ORD01;request-id:req-1;ts:{moment};".encode()
+    headers = {
+        "x-request-id": "req-1",
+        "x-signature": f"ts={moment},v1={hmac.digest(b'secret', signed, 'sha256').hex()}",
+    }
+    return Incoming(headers, json.dumps(body).encode(), "POST", URL + "?data.id=ORD01&type=order")
+
+
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_the_time_of_mercado_pago_is_in_seconds_or_milliseconds(unit: int) -> None:
+    provider = PROVIDERS["mercado-pago"]
+    body = {"action": "order.processed", "type": "order", "data": {"id": "ORD01"}}
+    incoming = mercado_pago(str(int(NOW.timestamp()) * unit), body)
+    provider.verify(incoming, keys=[b"secret"], now=NOW, tolerance=provider.tolerance)
+    envelope = provider.read(incoming)
+    assert (envelope.id, envelope.type) == ("req-1", "order.processed")
+
+
+def mailgun(**signature: str) -> Incoming:
+    said = {"timestamp": str(int(NOW.timestamp())), "token": "t" * 50, **signature}
+    event = {"id": "CPgfbmQM", "event": "delivered", "timestamp": NOW.timestamp() + 0.5}
+    return Incoming({}, json.dumps({"signature": said, "event-data": event}).encode())
+
+
+def sign_mailgun(key: bytes) -> str:
+    signed = str(int(NOW.timestamp())) + "t" * 50
+    return hmac.digest(key, signed.encode(), "sha256").hex()
+
+
+def test_an_event_of_a_mailgun_subaccount_is_verified_by_either_key() -> None:
+    provider = PROVIDERS["mailgun"]
+    incoming = mailgun(
+        signature=sign_mailgun(b"child"), **{"parent-signature": sign_mailgun(b"parent")}
+    )
+    for key in (b"child", b"parent"):
+        provider.verify(incoming, keys=[key], now=NOW, tolerance=provider.tolerance)
+    with pytest.raises(BadSignature):
+        provider.verify(incoming, keys=[b"other"], now=NOW, tolerance=provider.tolerance)
+    assert provider.read(incoming).id == "delivered.CPgfbmQM"
+    occurred_at = provider.read(incoming).occurred_at
+    assert occurred_at == NOW + timedelta(seconds=0.5)
+
+
+def test_one_token_of_mailgun_is_one_proof_whichever_signature_is_left_of_it() -> None:
+    """Who takes away one of the two signatures must not get a second event for the same token."""
+    provider = PROVIDERS["mailgun"]
+    assert provider.proof is not None
+    child, parent = sign_mailgun(b"child"), sign_mailgun(b"parent")
+    both = mailgun(signature=child, **{"parent-signature": parent})
+    proofs = {provider.proof(both), provider.proof(mailgun(signature=child))}
+    proofs.add(provider.proof(mailgun(**{"parent-signature": parent})))
+    assert len(proofs) == 1
+    moved = mailgun(**{"parent-signature": parent, "token": "u" * 50})
+    with pytest.raises(BadSignature):
+        provider.verify(moved, keys=[b"parent"], now=NOW, tolerance=provider.tolerance)
+
+
+def test_a_large_recording_of_elevenlabs_fits() -> None:
+    assert PROVIDERS["elevenlabs"].max_body >= 25 * 1024**2
