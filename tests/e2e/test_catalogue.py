@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gateway.providers import PROVIDERS
-from gateway.providers.entries import entry_names
+from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.provider import Signed
 from gateway.providers.schemes.keys import PublicKey
 from tests.support.processes import Project, Serving
@@ -27,7 +27,7 @@ NAMES = sorted(entry_names())
 
 def load(name: str, case: str) -> dict[str, Any]:
     vector: dict[str, Any] = json.loads((VECTORS / name / f"{case}.json").read_bytes())
-    return vector
+    return vector | {"provider": name}
 
 
 def event_of(name: str) -> dict[str, Any]:
@@ -89,9 +89,11 @@ def id_of(event: dict[str, Any], vector: dict[str, Any], signed: Signed) -> str:
     if event["id"] is None:
         return hashlib.sha256(signed.body).hexdigest()
     id = str(event["id"])
-    for header, value in vector["headers"].items():
-        if id == value or id.endswith(f".{value}"):
-            id = id.removesuffix(value) + signed.headers.get(header, value)
+    places = [place for choice in read_scheme(vector["provider"]).id for place in choice.places]
+    for place in places:
+        if place.source == "header" and place.name in vector["headers"]:
+            value = vector["headers"][place.name]
+            id = id.replace(value, signed.headers.get(place.name, value))
     return id
 
 
