@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 FUZZING := $(VENV)/.fuzzing
 RELEASING := $(VENV)/.releasing
 
-.PHONY: run image test test-again test-pgbouncer check audit fuzz torture cluster safeguards docs screenshots load bench bench-quick pythons changes release clean
+.PHONY: run image test tools soak test-pgbouncer check audit fuzz torture cluster safeguards docs screenshots load bench bench-quick pythons changes release clean
 
 run: $(READY) ## start everything: Postgres, Redis, serve and worker
 	@$(BIN)/gateway up
@@ -13,9 +13,11 @@ run: $(READY) ## start everything: Postgres, Redis, serve and worker
 test: $(READY) ## the whole suite on real engines
 	@$(BIN)/pytest --numprocesses auto --dist loadfile
 
-test-again: $(READY) ## the tests that failed, alone, if they are one or two
-	@$(BIN)/python -c 'import json, sys; failed = json.load(open(".pytest_cache/v/cache/lastfailed")); print("failed beside others:", *failed, sep="\n  "); sys.exit(len(failed) > 2)'
-	@$(BIN)/pytest --last-failed --last-failed-no-failures none
+tools: ## install the programs that the suite runs beside the gateway: a browser, proxies, PgBouncer, ...
+	@$(PYTHON) -m tests.tools
+
+soak: $(READY) ## every integration and e2e file 30 times, a third of them beside a CPU hog; resumes (RUNS=, FILES=)
+	@$(BIN)/python -m tests.soak $(if $(RUNS),--runs $(RUNS)) $(FILES)
 
 check: $(READY) ## format, lint, types, the direction of imports, and known vulnerabilities
 	@$(BIN)/ruff format --check .
@@ -37,7 +39,7 @@ cluster: $(READY) ## several machines: cut networks and lose primaries under loa
 	@$(BIN)/python -m tests.cluster $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.cluster --replication asynchronous $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.cluster --pgbouncer --faults kill-primary,cut-primary $(if $(SEED),--seed $(SEED))
-	@$(BIN)/pytest -q -rs tests/cluster/rolling_upgrade.py
+	@$(BIN)/pytest -q tests/cluster/rolling_upgrade.py
 
 POOLED := run once order publish upsert jobs limits prune discard bulk retention claims reconcile forward queue rejected
 test-pgbouncer: $(READY) ## runs, orders and faults once more, through a real PgBouncer (PGBOUNCER= for another one), about 8 minutes

@@ -16,10 +16,30 @@ from redis.asyncio import Redis as RedisClient
 from gateway.embedded import Postgres, Redis
 from gateway.ledger.migrate import SchemaFile, migrate
 from gateway.testing.throwaway import fastest_place
+from tests.support import needs
 from tests.support.databases import EFFECTS, TEMPLATE, drop, on_database, run_sql
 from tests.support.ledger import Reader
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.processes import Project
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reverse-files",
+        action="store_true",
+        help="run the test files in reverse order, so that no file can rely on the one before it",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("reverse_files"):
+        items.sort(key=lambda item: str(item.path), reverse=True)  # stable: within a file as ever
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = terminalreporter.stats.get("skipped", [])
+    for line in needs.summarize(report.longrepr[2] for report in reports):
+        terminalreporter.write_line(line, yellow=True)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,8 @@ import httpx
 from playwright.sync_api import Page
 
 from tests.support.browser import open_browser
-from tests.support.processes import free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import stripe_request
 
 OUT: Final = Path(__file__).parents[1] / "docs" / "console"
 GATEWAY: Final = str(Path(sys.executable).with_name("gateway"))

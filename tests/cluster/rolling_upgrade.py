@@ -16,7 +16,8 @@ import pytest
 import gateway
 from gateway.ledger.migrate import read_migrations
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project, Serving
 from tests.support.proxy import haproxy
 from tests.support.rolling import Fleet, end, put_poolers_between, steady_load
 from tests.support.versions import NoHistory, find_older, has, unpack

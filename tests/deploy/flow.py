@@ -8,11 +8,11 @@ from tests.deploy.dockerfile import COMMAND, HEALTH_CHECK
 from tests.deploy.reach import Reach
 from tests.deploy.roles import run_roles
 from tests.deploy.sandbox import Sandbox, of_this_environment
+from tests.support.ports import free_port
 from tests.support.processes import (
     GITHUB_SECRET,
     STRIPE_SECRET,
     Serving,
-    free_port,
     stripe_request,
 )
 from tests.support.waiting import until

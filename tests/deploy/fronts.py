@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.files import DEPLOY, program, text_of
-from tests.support.processes import Project, Running, free_port
+from tests.deploy.files import DEPLOY, text_of
+from tests.support.needs import program
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running
 from tests.support.waiting import until
 
 NGINX: Final = """
@@ -69,7 +71,7 @@ class Front:
         fixed = ["--silent", "--show-error", "--insecure", "--path-as-is", "-H", "Expect:"]
         done = subprocess.run(
             [
-                *(program("curl", package="curl"), *fixed, *fields, *content, *options),
+                *(program("curl"), *fixed, *fields, *content, *options),
                 *("--dump-header", head, "--output", answer),
                 *("--write-out", "%{http_code} %{http_version}"),
                 f"https://localhost:{self.port}{path}",
@@ -91,7 +93,7 @@ Start = Callable[[Project, int], AbstractContextManager[Front]]
 @contextmanager
 def nginx(project: Project, upstream: int) -> Iterator[Front]:
     """nginx with deploy/nginx/gateway.conf."""
-    found, port = program("nginx", package="nginx-light"), free_port()
+    found, port = program("nginx"), free_port()
     certificate, key = _certificate(project.directory)
     own = {
         "127.0.0.1:8000": f"127.0.0.1:{upstream}",
@@ -115,7 +117,7 @@ def caddy(project: Project, upstream: int) -> Iterator[Front]:
     """Caddy with deploy/caddy/Caddyfile, and a certificate of its own authority."""
     port = free_port()
     command = [
-        program("caddy", package="caddy"),
+        program("caddy"),
         "run",
         "--config",
         str(DEPLOY / "caddy/Caddyfile"),

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-import pytest
-
-from tests.deploy.files import DEPLOY, PROJECT, program
+from tests.deploy.files import DEPLOY, PROJECT
+from tests.support.needs import lacks, program
 from tests.support.waiting import until
 
 SECONDS: Final = 60
@@ -70,7 +69,7 @@ class Machine:
 @contextmanager
 def booted(project: Path, directory: Path) -> Iterator[Machine]:
     """With the files of deploy/systemd installed, and a user's project in /srv/gateway."""
-    nspawn = program("systemd-nspawn", package="systemd-container")
+    nspawn = program("systemd-nspawn")
     _check(nspawn)
     log = directory / "machine.log"
     options = [o for mount in _mounts(project, directory) for o in ("--bind-ro", mount)]
@@ -141,7 +140,7 @@ def _container(nspawn: str) -> list[str]:
 
 def _check(nspawn: str) -> None:
     if os.geteuid() != 0:
-        pytest.skip("systemd-nspawn needs root")
+        lacks("root for systemd-nspawn")
     done = subprocess.run([*_container(nspawn), "true"], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"systemd-nspawn makes no container here: {done.stderr.strip()}")
+        lacks(f"a machine that allows systemd-nspawn: {done.stderr.strip()}")

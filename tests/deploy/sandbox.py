@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.deploy.dockerfile import DIRECTORY, ENVIRONMENT, GROUP_ID, USER_ID
-from tests.deploy.files import PROJECT, program
+from tests.deploy.files import PROJECT
+from tests.support.needs import program
 from tests.support.processes import Running
 
 SECONDS: Final = 60
@@ -60,7 +61,7 @@ class Sandbox:
 
     def _inside(self, command: Sequence[str]) -> list[str]:
         return [
-            program("bwrap", package="bubblewrap"),
+            program("bwrap"),
             *self.root,
             *("--proc", "/proc", "--dev", "/dev"),
             *("--bind", str(self.state), STATE, "--remount-ro", "/"),

@@ -13,12 +13,12 @@ from gateway.providers import PROVIDERS
 from gateway.server import KEEP_ALIVE_S
 from tests.deploy.files import text_of
 from tests.deploy.fronts import Answer, Front, Start, caddy, listening, nginx
+from tests.support.ports import free_port
 from tests.support.processes import (
     ROUTES,
     STRIPE_SECRET,
     Project,
     Serving,
-    free_port,
     github_request,
 )
 

@@ -22,6 +22,7 @@ from tests.deploy.flow import make_sandbox, take_effect
 from tests.deploy.reach import Reach
 from tests.deploy.sandbox import SECONDS, STATE, Sandbox
 from tests.support.databases import run_sql
+from tests.support.needs import lacks
 
 # What the file says
 
@@ -101,7 +102,7 @@ def sandbox(reach: Reach, tmp_path: Path) -> Sandbox:
     made = make_sandbox(reach, tmp_path)
     probe = made.run("true")
     if probe.returncode:
-        pytest.skip(f"bubblewrap cannot make a sandbox here: {probe.stderr.strip()}")
+        lacks(f"a machine that allows bubblewrap: {probe.stderr.strip()}")
     return made
 
 

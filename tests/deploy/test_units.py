@@ -9,10 +9,11 @@ import asyncpg
 import pytest
 
 from gateway.settings import VARIABLES
-from tests.deploy.files import program
 from tests.deploy.machine import ENVIRON, UNITS, Machine, booted, running
 from tests.deploy.reach import Reach
 from tests.deploy.roles import run_roles
+from tests.support.needs import program
+from tests.support.ports import free_port
 from tests.support.processes import (
     GITHUB_SECRET,
     ROUTES,
@@ -20,7 +21,6 @@ from tests.support.processes import (
     Project,
     Running,
     Serving,
-    free_port,
     github_request,
     stripe_request,
 )
@@ -39,7 +39,7 @@ def settings_of(unit: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.name)
 def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
-    analyze = program("systemd-analyze", package="systemd")
+    analyze = program("systemd-analyze")
     for file in SERVICES:
         text = file.read_text(encoding="utf-8").replace("/opt/gateway/bin/gateway", "/bin/true")
         (tmp_path / file.name.replace("@", "@1")).write_text(text, encoding="utf-8")
@@ -51,7 +51,7 @@ def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.name)
 def test_systemd_finds_little_that_is_exposed(unit: Path) -> None:
-    analyze = program("systemd-analyze", package="systemd")
+    analyze = program("systemd-analyze")
     command = [analyze, "security", "--offline=yes", f"--threshold={MOST_EXPOSED}", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

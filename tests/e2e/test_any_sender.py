@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from gateway.development import read_up
-from tests.support.processes import Project, Running, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running
 from tests.support.waiting import until
 
 ROUTES = """

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from tests.support.ledger import Reader, claim_all, make_claim
-from tests.support.processes import Project, free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import Project, stripe_request
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]

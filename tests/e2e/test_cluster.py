@@ -7,14 +7,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.__main__ import MARKS
 from tests.cluster.attack import Outcome
 from tests.cluster.faults import FAULTS, SHAPES, TELLING
 from tests.cluster.network import INSIDE, UNSHARE, can_make_namespaces
 from tests.cluster.report import render_markdown, replication
 from tests.e2e.test_torture import audit, evidence, record
+from tests.support.needs import lacks
+from tests.tools import find
 from tests.torture.flow import Flow
 from tests.torture.page import PAGE
 
@@ -108,7 +108,7 @@ finally:
 
 def test_a_host_that_is_cut_off_is_silent_and_leaves_nothing_behind() -> None:
     if not can_make_namespaces():
-        pytest.skip("needs root, unshare and iproute2 for network namespaces")
+        lacks("root for network namespaces" if find("ip") else "ip")
     command = [*UNSHARE, sys.executable, "-c", SILENT]
     ran = subprocess.run(
         command,

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from tests.support.processes import STRIPE_SECRET, Project, free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import STRIPE_SECRET, Project, stripe_request
 from tests.support.waiting import until
 
 TOKEN = "a-token-of-the-suites-own"

@@ -13,7 +13,8 @@ from gateway.failpoints import STEPS
 from tests.support.forked import Death
 from tests.support.ledger import Reader
 from tests.support.partitions import let_pass
-from tests.support.processes import Project, Running, Serving, free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running, Serving, stripe_request
 from tests.support.waiting import until
 
 ROUTES: Final = """

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import re
-import shutil
 import signal
 import sys
 import time
@@ -26,7 +25,9 @@ from gateway.run.answer import judge
 from gateway.run.forward import make_headers
 from tests.support.forked import Death
 from tests.support.ledger import Reader, claim_all, make_claim
-from tests.support.processes import Project, free_port, stripe_request
+from tests.support.needs import program
+from tests.support.ports import free_port
+from tests.support.processes import Project, stripe_request
 from tests.support.receiver import Received, Receiver, answer, receiving
 from tests.support.waiting import until
 
@@ -170,14 +171,12 @@ GUIDE: Final = Path(__file__).parents[2] / "docs" / "forward.md"
 async def test_the_receivers_of_the_guide_take_what_is_genuine_and_nothing_else(
     language: str, project: Project
 ) -> None:
-    program = {"python": sys.executable, "js": shutil.which("node")}[language]
-    if program is None:
-        pytest.skip("node is not installed")
+    interpreter = sys.executable if language == "python" else program("node")
     [source] = re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
     project.write(f"receiver.{language}", source)
     port = free_port()
     to = Destination(url=f"http://127.0.0.1:{port}/", keys=(b"o" * 24, parse_key(KEY)))
-    command = [program, f"receiver.{language}"]
+    command = [interpreter, f"receiver.{language}"]
     with project.started(command, PORT=str(port)) as running:
         async with Client(most_connections=1) as client:
 

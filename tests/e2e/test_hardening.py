@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from gateway.embedded import Postgres, Redis
-from tests.support.processes import Project, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project
 
 TOKEN = "adm1n-t0ken-of-the-suite"
 DATA = ".gateway"

@@ -19,12 +19,13 @@ import pytest
 from gateway.samples import make_sample
 from gateway.spool.spool import SPOOL_DIRECTORY
 from tests.support.kubernetes import PROJECT, Cluster, Object
+from tests.support.needs import lacks
+from tests.support.ports import free_port
 from tests.support.processes import (
     GITHUB_SECRET,
     STRIPE_SECRET,
     Project,
     Running,
-    free_port,
     github_request,
 )
 from tests.support.waiting import until
@@ -113,7 +114,7 @@ def pods(tmp_path: Path, empty_database_url: str, redis_url: str) -> Pods:
         ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True
     )
     if tried.returncode:
-        pytest.skip("no file system can be mounted here: a container's cannot be imitated")
+        lacks("root for mounts")
     directory = tmp_path / "app"
     directory.mkdir()
     return Pods(directory, empty_database_url, redis_url)

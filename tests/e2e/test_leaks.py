@@ -38,7 +38,8 @@ from tests.support.leaks import (
     files_below,
     is_private,
 )
-from tests.support.processes import Project, Serving, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project, Serving
 from tests.support.receiver import answer, receiving
 from tests.support.waiting import until
 

@@ -20,7 +20,9 @@ from tests.load.hostile import (
 from tests.load.overload import generate, overload
 from tests.load.senders import HOST, good_senders, port_of, read_status
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving, free_port, stripe_request
+from tests.support.needs import lacks
+from tests.support.ports import free_port
+from tests.support.processes import Project, Serving, stripe_request
 from tests.support.waiting import until
 
 GOOD_CONNECTIONS = 2
@@ -90,7 +92,7 @@ async def test_half_sent_bodies_do_not_use_up_the_room_for_bodies(project: Proje
 
 async def test_ten_thousand_idle_connections_keep_nobody_out(serving: Serving) -> None:
     if not allow_files(11_000):
-        pytest.skip("needs a hard limit of 11,000 open files")
+        lacks("a hard limit of 11,000 open files")
     async with good_senders(serving) as senders, silent(port_of(serving), 10_000):
         await senders.answered(100)
         assert _open_files(serving) > 9_000

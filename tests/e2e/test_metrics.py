@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.away import nobody_gets_in
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving, free_port, github_request, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import Project, Serving, github_request, stripe_request
 from tests.support.prometheus import SUFFIX, ask, metrics_in, promtool, queries, rules, scraping
 from tests.support.scraping import Scraped, scrape
 from tests.support.waiting import until

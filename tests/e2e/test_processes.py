@@ -12,10 +12,10 @@ import pytest
 
 from gateway.embedded import Redis
 from tests.support.ledger import Reader
+from tests.support.ports import free_port
 from tests.support.processes import (
     STRIPE_SECRET,
     Project,
-    free_port,
     github_request,
     stripe_request,
 )

@@ -10,7 +10,8 @@ import pytest
 from gateway.client import Client, Conflict
 from tests.support.forked import Death
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving, free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import Project, Serving, stripe_request
 from tests.support.queues import (
     TOKEN,
     jobs,

@@ -11,7 +11,8 @@ from typing import Final
 import pytest
 
 from gateway.embedded import Postgres, Redis
-from tests.support.processes import Project, Running, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running
 from tests.support.waiting import until
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "quickstart.md"

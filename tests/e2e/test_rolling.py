@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.receive.listening import Server, listen
 from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving, free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import Project, Serving, stripe_request
 from tests.support.proxy import haproxy
 from tests.support.rolling import Fleet, end, put_poolers_between, steady_load
 from tests.support.waiting import until

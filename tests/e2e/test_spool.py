@@ -12,10 +12,10 @@ import pytest
 
 from gateway.embedded import Postgres
 from tests.support.ledger import Reader
+from tests.support.ports import free_port
 from tests.support.processes import (
     Project,
     Serving,
-    free_port,
     github_request,
     stripe_request,
 )

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.support.ledger import Reader, claim_all, make_claim
-from tests.support.processes import Project, free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import Project, stripe_request
 from tests.support.waiting import until
 
 TOKEN = "a token of the suite's own".replace(" ", "-")

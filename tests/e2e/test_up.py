@@ -11,7 +11,8 @@ import pytest
 
 from gateway.development import read_up
 from gateway.embedded import Postgres, Redis
-from tests.support.processes import Project, Running, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running
 from tests.support.waiting import until
 
 DATA = ".gateway"

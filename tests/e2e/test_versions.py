@@ -9,7 +9,9 @@ import pytest
 
 from gateway.ledger.migrate import read_migrations
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving, free_port, stripe_request
+from tests.support.needs import lacks
+from tests.support.ports import free_port
+from tests.support.processes import Project, Serving, stripe_request
 from tests.support.versions import NoHistory, find_older, unpack
 from tests.support.waiting import until
 
@@ -27,7 +29,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         unpack(find_older(), directory)
     except NoHistory:
-        pytest.skip("needs git and the history of this repository")
+        lacks("the git history of this repository")
     newest = f"gateway/ledger/migrations/{read_migrations()[-1].name}.sql"
     assert not (directory / newest).exists()
     return directory

@@ -11,7 +11,8 @@ import httpx
 
 from tests.support.away import nobody_gets_in
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Running, free_port, stripe_request
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running, stripe_request
 from tests.support.waiting import until
 
 HANDLERS: Final = '''

@@ -37,7 +37,8 @@ from gateway.sweep.sweeper import VERSION
 from tests.support.databases import run_sql
 from tests.support.in_process import in_project
 from tests.support.ledger import Reader, claim_all, make_claim
-from tests.support.processes import Project, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project
 from tests.support.workers import count, make_config, make_route, make_settings, subscribe
 
 ROLES_SQL = Path(__file__).parents[2] / "deploy" / "roles.sql"

@@ -25,6 +25,8 @@ from gateway.embedded.account import NAMES
 from gateway.embedded.binaries import find_postgres, find_redis
 from gateway.embedded.engine import Engine
 from gateway.errors import EngineFailed
+from tests.support import needs
+from tests.support.needs import lacks
 
 ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not ROOT, reason="only root needs another account for the engines")
@@ -219,7 +221,7 @@ def test_postgres_of_either_source_keeps_its_data_over_a_restart(make: Make, sou
     try:
         find_postgres(Places(), None, source=source)
     except EngineFailed:
-        pytest.skip(f"no Postgres from {source} here")
+        lacks(f"Postgres from {source}")
     engine.start()
     write(engine)
     engine.stop()
@@ -743,8 +745,8 @@ def test_programs_that_do_not_run_or_are_too_old_are_passed_over(ground: Path) -
 # Processes
 
 
-@pytest.mark.skipif(shutil.which("ps") is None, reason="compares with ps")
 def test_ps_tells_the_same_as_proc(store: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs.program("ps")
     assert store.pid is not None
     line = process.command_line(store.pid)
     monkeypatch.setattr(process, "PROC", Path("/nowhere"))

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import StorageUnavailable
 from gateway.ledger.connection import connect, open_pool
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 from tests.torture.wire import HOST, Wire
 
 

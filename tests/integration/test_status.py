@@ -17,7 +17,7 @@ from gateway.operate.status.look import read_status
 from gateway.operate.status.report import HandlerState, Status
 from gateway.settings import Settings
 from tests.support.ledger import Reader, claim_all, make_claim
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 from tests.support.workers import count, make_settings, subscribe, working
 

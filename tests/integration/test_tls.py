@@ -16,8 +16,9 @@ from gateway.ledger.pooler import is_pooled
 from gateway.operate.doctor.encryption import check_postgres_encryption
 from gateway.queue.connecting import connect_redis, describe_redis
 from tests.support.certificates import Authority, Pair
+from tests.support.needs import lacks
 from tests.support.pgbouncer import pgbouncer
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 from tests.support.sentinel import PASSWORD, Tls, Watched, watched
 
 CLIENT = "gateway"
@@ -73,7 +74,7 @@ def tls_postgres(engine_dir: Path, authority: Authority, server: Pair) -> Iterat
         engine.start()
     except EngineFailed as error:
         if "not supported by this build" in str(error):
-            pytest.skip("this Postgres was built without TLS")
+            lacks("a Postgres with TLS")
         raise
     yield engine
     engine.stop()

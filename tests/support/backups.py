@@ -4,10 +4,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from gateway.embedded.account import engine_account
 from gateway.embedded.binaries import Places, find_postgres
+from tests.support.needs import lacks
 
 
 def tool(name: str) -> str:
@@ -15,7 +14,7 @@ def tool(name: str) -> str:
     binaries = find_postgres(Places(), engine_account())
     program = binaries.directory / name
     if not program.exists():
-        pytest.skip(f"{name} of {binaries} is not installed (Debian: postgresql-client)")
+        lacks("pg_dump")
     return str(program)
 
 

@@ -1,24 +1,22 @@
 """A real Chromium, driven."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Final
 
-import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.needs import program
+from tests.tools import find
+
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
-MISSING: Final = "there is no Chromium here: apt-get install chromium"
 
 
 @contextmanager
 def open_browser(*options: str) -> Iterator[Browser]:
-    """Debian's own. Without one the tests are skipped, and say so; .ci/run installs it."""
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        pytest.skip(MISSING)
+    """Start the Chromium of the system."""
+    path = next(filter(None, map(find, NAMES)), None) or program("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *options])
         yield browser

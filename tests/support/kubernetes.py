@@ -1,6 +1,5 @@
 """What kustomize makes of deploy/kubernetes, as people apply it."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -8,11 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 import yaml
 
 from gateway.notation.quantities import parse_size
 from gateway.settings import Settings, load_settings
+from tests.support.needs import program
+from tests.tools import find
 
 PROJECT: Final = Path(__file__).parents[2]
 KUBERNETES: Final = PROJECT / "deploy" / "kubernetes"
@@ -22,21 +22,16 @@ OVERLAYS: Final = ("spool", "stateless")
 Object = dict[str, Any]
 
 
-def renderer() -> list[str] | None:
-    """The real one, alone or inside kubectl."""
-    if kustomize := shutil.which("kustomize"):
+def renderer() -> list[str]:
+    """Return the command that renders a kustomization: kustomize alone, or inside kubectl."""
+    if kustomize := find("kustomize"):
         return [kustomize, "build"]
-    if kubectl := shutil.which("kubectl"):
-        return [kubectl, "kustomize"]
-    return None
+    return [program("kubectl"), "kustomize"]
 
 
 @cache
 def _rendered(directory: Path) -> list[Object]:
-    command = renderer()
-    if command is None:
-        pytest.skip("neither kustomize nor kubectl is installed: nothing can be rendered")
-    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*renderer(), str(directory)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 

@@ -1,7 +1,6 @@
 """A real PgBouncer in front of a real Postgres."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,8 +15,9 @@ import pytest
 
 from gateway.embedded import process
 from gateway.embedded.account import engine_account
+from tests.support.needs import program
+from tests.support.ports import free_port
 
-PATHS: Final = "/usr/sbin:/usr/local/sbin:/usr/local/bin"
 START_S: Final = 20.0
 STOP_S: Final = 3.0
 """From 1.23 on, SIGTERM lets clients go on that are connected, for as long as they like."""
@@ -80,7 +80,7 @@ class PgBouncer:
         self._program = find_pgbouncer()
         self._prefix = tuple(prefix)
         self._process: subprocess.Popen[bytes] | None = None
-        self.host, self.port, self.user, self.password = host, port or _free_port(), user, password
+        self.host, self.port, self.user, self.password = host, port or free_port(), user, password
         self._upstream = _line(upstream) if "://" in upstream else upstream
         self._settings = {**SETTINGS, **settings}
 
@@ -200,12 +200,7 @@ def pgbouncer(directory: Path, upstream: str, **options: Any) -> Iterator[PgBoun
 
 def find_pgbouncer() -> str:
     """The program; PGBOUNCER in the environment names another one than the system's."""
-    program = os.environ.get("PGBOUNCER") or shutil.which(
-        "pgbouncer", path=f"{os.environ.get('PATH', '')}:{PATHS}"
-    )
-    if program is None:
-        pytest.skip("needs pgbouncer (Debian: apt install pgbouncer)")
-    return program
+    return os.environ.get("PGBOUNCER") or program("pgbouncer")
 
 
 def _line(url: str) -> str:
@@ -215,10 +210,3 @@ def _line(url: str) -> str:
     [host] = query.get("host") or [parts.hostname or "127.0.0.1"]
     [port] = query.get("port") or [str(parts.port or 5432)]
     return f"host={host} port={port}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import orjson
 
 from gateway.providers import PROVIDERS
 from tests.support.forked import Death, Forked
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 STRIPE_SECRET: Final = "whsec_stripe_of_the_suite"
@@ -251,14 +251,6 @@ class Serving:
             return await asyncio.gather(
                 *(client.post(self.url + path, content=b, headers=dict(h)) for b, h in requests)
             )
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def stripe_request(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import pytest
 import yaml
 
-from tests.support.processes import Project, Running, free_port
+from tests.support.needs import program
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 ALERTS: Final = DEPLOY / "prometheus" / "alerts.yaml"
@@ -61,15 +61,15 @@ def metrics_in(expression: str) -> set[str]:
 
 
 def promtool(*arguments: str, input: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs it; the test is skipped where there is none."""
-    command = [_find("promtool"), *arguments]
+    """Run promtool to its end."""
+    command = [program("promtool"), *arguments]
     return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60)
 
 
 @contextmanager
 def scraping(project: Project, *urls: str) -> Iterator[tuple[str, Running]]:
     """A Prometheus of its own that scrapes these every half second, with our rules."""
-    program, port = _find("prometheus"), free_port()
+    port = free_port()
     targets = [url.removeprefix("http://") for url in urls]
     config = {
         "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
@@ -78,7 +78,7 @@ def scraping(project: Project, *urls: str) -> Iterator[tuple[str, Running]]:
     }
     project.write("prometheus.yaml", yaml.safe_dump(config))
     command = [
-        program,
+        program("prometheus"),
         "--config.file=prometheus.yaml",
         f"--web.listen-address=127.0.0.1:{port}",
         "--storage.tsdb.path=prometheus-data",
@@ -92,11 +92,4 @@ async def ask(client: httpx.AsyncClient, expression: str) -> list[dict[str, Any]
     answer = await client.post("/api/v1/query", data={"query": expression})
     assert answer.status_code == httpx.codes.OK, f"{expression}: {answer.text}"
     found: list[dict[str, Any]] = answer.json()["data"]["result"]
-    return found
-
-
-def _find(program: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        pytest.skip(f"{program} is not installed (Debian: prometheus)")
     return found

@@ -1,13 +1,12 @@
 """A real HAProxy or nginx in front of `serve` processes."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-import pytest
-
-from tests.support.processes import Project, Running, free_port
+from tests.support.needs import program
+from tests.support.ports import free_port
+from tests.support.processes import Project, Running
 
 CONFIG: Final = """
 global
@@ -68,28 +67,21 @@ http {{
 @contextmanager
 def nginx(project: Project, ports: Sequence[int]) -> Iterator[tuple[Running, str]]:
     """The proxy and its URL."""
-    program = _program(project, "nginx", "nginx-light")
     port = free_port()
     servers = "\n        ".join(f"server 127.0.0.1:{p};" for p in ports)
     project.write("nginx.conf", NGINX.format(port=port, servers=servers))
     prefix = str(project.directory)
-    with project.started([program, "-p", prefix, "-c", "nginx.conf", "-e", "stderr"]) as running:
+    with project.started(
+        [program("nginx"), "-p", prefix, "-c", "nginx.conf", "-e", "stderr"]
+    ) as running:
         yield running, f"http://127.0.0.1:{port}"
-
-
-def _program(project: Project, name: str, package: str) -> str:
-    program = shutil.which(name, path=f"{project.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        pytest.skip(f"needs {name} (Debian: apt install {package})")
-    return program
 
 
 @contextmanager
 def haproxy(project: Project, ports: Sequence[int]) -> Iterator[tuple[Running, str]]:
     """The proxy and its URL."""
-    program = _program(project, "haproxy", "haproxy")
     port = free_port()
     servers = "\n    ".join(f"server serve{n} 127.0.0.1:{p}" for n, p in enumerate(ports))
     project.write("haproxy.cfg", CONFIG.format(port=port, servers=servers))
-    with project.started([program, "-db", "-f", "haproxy.cfg"]) as running:
+    with project.started([program("haproxy"), "-db", "-f", "haproxy.cfg"]) as running:
         yield running, f"http://127.0.0.1:{port}"

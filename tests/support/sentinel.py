@@ -1,6 +1,5 @@
 """A Redis master with a replica, watched by real Sentinels, on loopback."""
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -8,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
 from gateway.embedded import process
 from gateway.embedded.binaries import Places, find_redis
 from tests.support.certificates import Pair
-from tests.support.processes import free_port
+from tests.support.needs import program
+from tests.support.ports import free_port
 
 MASTER: Final = "mymaster"
 PASSWORD: Final = "secret-of-the-data-nodes"
@@ -303,9 +302,7 @@ def _sentinel(
 def _with_tls(directory: Path) -> Path:
     """A server that was built with TLS, which that of the wheels is not. In Debian it is the same
     program as a tool, and goes by the name under which it is called."""
-    tool = shutil.which("redis-check-rdb")
-    if tool is None:
-        pytest.skip("needs a Redis with TLS (Debian: apt install redis-tools)")
+    tool = program("redis-check-rdb")
     server = directory / "redis-server"
     if not server.exists():
         server.symlink_to(Path(tool).resolve())

@@ -15,7 +15,8 @@ import asyncpg
 
 from gateway.embedded import Postgres, Redis
 from gateway.ledger.connection import Connection
-from tests.support.processes import Project, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Project
 from tests.torture.callee import Callee
 from tests.torture.child import Child
 from tests.torture.clock import Clock, clean_up, find_library

@@ -23,7 +23,10 @@ from gateway.routes import load_config
 from gateway.secrets import Secret
 from tests.support.refused import turned_away
 
-SENDERS = sorted(name for name, provider in PROVIDERS.items() if not provider.is_queue)
+SENDERS = sorted(
+    name for name, provider in PROVIDERS.items() if not provider.is_queue and name != "adyen"
+)
+"""Adyen signs fields of its own payload, so it has no signature for BODY."""
 NOW = datetime(2026, 11, 17, 2, 0, tzinfo=UTC)
 BODY = b'{"id": "evt_1", "b": [1, 2.5], "a": "\\u00e9 </x>", "livemode": false}'
 PUBLIC_URL = "https://hooks.example.com"
@@ -117,12 +120,7 @@ def pair(provider: str, tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """Two routes of one provider."""
     said = f"provider: {provider}"
     desk = Desk(tmp_path_factory.mktemp("routes"), {"first": said, "second": said})
-    try:
-        is_verified = desk.is_verified(desk.sign("first"))
-    except RequestRejected:
-        is_verified = False
-    if not is_verified:
-        pytest.skip("it signs only what has its own shape")
+    assert desk.is_verified(desk.sign("first"))
     return desk
 
 
@@ -140,11 +138,12 @@ def test_a_secret_that_no_route_has_is_said_to_be_one(pair: Desk) -> None:
     assert stranger not in cause.words
 
 
+@pytest.mark.parametrize("provider", sorted({*SENDERS} - {"mailgun"}), scope="module")
 def test_a_missing_signature_is_named_with_its_header(pair: Desk) -> None:
+    """Mailgun's is in the body."""
     sent = pair.sign("first")
     marks = marks_of(pair.config.routes[0].provider).signatures
-    if not marks:
-        pytest.skip("its signature is in the body")
+    assert marks
     left = {k: v for k, v in sent.headers.items() if k.lower() not in marks}
     cause = pair.why(sent, to="first", headers=left)
     assert cause.kind == "no_signature"

@@ -2,13 +2,13 @@
 
 import re
 import shlex
-import shutil
 import subprocess
 
 import pytest
 
 from gateway.ledger.budget import SERVE_CONNECTIONS, worker_connections
 from tests.support.kubernetes import APPLIED, KUBERNETES, PROJECT, Cluster
+from tests.support.needs import program
 
 
 def _created() -> dict[str, list[str]]:
@@ -35,11 +35,13 @@ def test_the_guide_makes_every_secret_that_is_referred_to_and_no_other() -> None
     assert keys == wanted
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 @pytest.mark.parametrize("name", sorted(_created().keys() - {"gateway-tls"}))
 def test_kubectl_takes_the_commands_that_make_secrets(name: str) -> None:
+    _, *arguments = _created()[name]
     done = subprocess.run(
-        [*_created()[name], "--dry-run=client", "--output=name"], capture_output=True, text=True
+        [program("kubectl"), *arguments, "--dry-run=client", "--output=name"],
+        capture_output=True,
+        text=True,
     )
     assert done.stdout == f"secret/{name}\n", done.stderr
 

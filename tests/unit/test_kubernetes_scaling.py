@@ -1,7 +1,6 @@
 """By what workers are scaled: the adapter's rule, on what processes show, as Prometheus reckons."""
 
 import re
-import shutil
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 
 from gateway.metrics.serve import Metrics
 from tests.support.kubernetes import KUBERNETES, OVERLAYS, Cluster
+from tests.support.needs import program
 
 NAMESPACE: Final = "webhook-gateway"
 BACKLOG: Final = "gateway_backlog_deliveries"
@@ -64,7 +64,6 @@ UP: Final = {_told(pod, "gateway_ledger_up"): 1.0 for pod in ("a", "b")}
 SEEN_BY_TWO: Final = {_due("a", "mail"): 300, _due("b", "mail"): 310, _due("a", "books"): 50}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize(
     ("series", "expected"),
     [
@@ -111,6 +110,8 @@ def test_workers_are_scaled_by_what_waits_for_them(
     }
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(test), encoding="utf-8")
     done = subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True
+        [program("promtool"), "test", "rules", str(tmp_path / "test.yaml")],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
