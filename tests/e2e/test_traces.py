@@ -59,6 +59,12 @@ async def send(event: Event, ctx: Context) -> None:
 """
 
 
+TOLD: Final = {
+    *("receive stripe", "run handlers.shop.book", "insert", "GET 127.0.0.1", "commit"),
+    *("run forward.away", "run handlers.mails.send"),
+}
+"""The spans that the trace must have. Each process sends its own, in its own time."""
+
 SECRETIVE: Final = """
 from gateway import Context, Event, handler
 
@@ -92,9 +98,7 @@ async def test_one_trace_leads_from_the_sender_to_what_the_handlers_did(
         with project.serve() as serving, project.process("worker"):
             await serving.ready()
             await _post(serving, "invoice.paid", traceparent=TRACEPARENT)
-            await until(lambda: "run handlers.mails.send" in collector.of(TRACE_ID))
-            await until(lambda: "run forward.away" in collector.of(TRACE_ID))
-            await until(lambda: "commit" in collector.of(TRACE_ID))
+            await until(lambda: collector.of(TRACE_ID).keys() >= TOLD)
         spans = collector.of(TRACE_ID)
         received, booked = spans["receive stripe"], spans["run handlers.shop.book"]
         assert (received.parent_id, received.process) == (SENDERS_SPAN, "serve")
@@ -191,7 +195,7 @@ async def test_an_encrypted_route_tells_of_no_statement_and_no_error(project: Pr
             await serving.ready()
             await _post(serving, "fail.now")
             await until(lambda: len(_runs(collector)) >= 2)
-        assert {"select", "run handlers.shop.fail"} <= {span.name for span in collector.spans}
+            await until(lambda: "select" in {span.name for span in collector.spans})
         assert all(run.failed and run.told for run in _runs(collector))
         assert MARK.lower().encode() not in collector.raw.lower()
 
