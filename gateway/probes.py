@@ -30,7 +30,8 @@ MOST_CONNECTIONS: Final = 64
 
 KEEP_ALIVE_S: Final = 75
 MOST_REQUESTS: Final = 64
-MOST_BYTES: Final = 64 * 1024
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""Of bodies and pipelined requests. A quarter is for the latter: one read of some clients."""
 BIND_AGAIN_S: Final = 1.0
 STOP_S: Final = 2.0
 UNAVAILABLE: Final = 503

@@ -727,10 +727,16 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the answer to a bad request is not given to the one before it",
         "gateway/receive/protocol.py",
-        "        if self.cycle is None or self.cycle.response_complete:\n"
-        "            self.transport.write(answer)\n",
+        "        if self._is_answered:\n            self.transport.write(answer)\n",
         "        self.transport.write(answer)\n",
         "tests/e2e/test_shapes.py::test_a_good_request_before_a_bad_one_gets_its_own_answer",
+    ),
+    Safeguard(
+        "nothing is parsed while a pipelined request waits",
+        "gateway/receive/protocol.py",
+        "            if self.pipeline or self._parsed == len(self._received):\n",
+        "            if self._parsed == len(self._received):\n",
+        "tests/integration/test_slow_senders.py::test_of_thousands_in_one_piece_one_request_waits",
     ),
     Safeguard(
         "paths are compared as they were sent",

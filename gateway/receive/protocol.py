@@ -1,4 +1,7 @@
-"""uvicorn's HTTP protocol, bounded: heads, idle connections, slow bodies. Answers in one write."""
+"""uvicorn's HTTP protocol, bounded: heads, idle connections, slow bodies, pipelined requests.
+
+Answers are sent in one write.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from typing import Any, Final
 
 import structlog
 from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -25,6 +29,10 @@ HEAD_FIELDS: Final = 200
 FRAMING_BYTES: Final = 8 * 1024
 FRAMING_PER_BYTE: Final = 8
 """A chunk of one byte takes six on the wire."""
+
+SLICES_PER_TURN: Final = 64
+"""How many slices of received bytes are parsed before other connections get their turn: a body full
+of blank lines is made of very many."""
 
 HEAD_WITHIN_S: Final = 10.0
 UNREAD_S: Final = 10.0
@@ -93,6 +101,10 @@ def _reply(
     cycle.on_response()
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class State(ServerState):
     """What the connections of a server share."""
 
@@ -111,6 +123,13 @@ class State(ServerState):
             max_bytes=max_bytes // 2,
             send_away=BoundedHttpProtocol.refuse_body,
         )
+        # Apart from slow bodies, so that clients that pipeline only displace each other.
+        self.pipelining: Final[Crowd[BoundedHttpProtocol]] = Crowd(
+            "pipelined request",
+            max_members=max(max_requests // 2, 1),
+            max_bytes=max_bytes // 4,
+            send_away=BoundedHttpProtocol.hang_up,
+        )
         self.stopping = False
         self._complaints = Throttle(COMPLAINTS_PER_SECOND)
 
@@ -127,6 +146,29 @@ class State(ServerState):
                 connection.cycle.keep_alive = False
 
 
+class PipelineFlow(FlowControl):
+    """Flow control that does not resume reading while a pipelined request waits.
+
+    uvicorn resumes reading after every response and whenever the application asks for a body.
+    """
+
+    is_held = False
+
+    def hold(self) -> None:
+        """Stop reading until `release`."""
+        self.is_held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        """Read again."""
+        self.is_held = False
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
+
+
 class TooManyFields(Exception):
     """A head with more fields than anybody sends."""
 
@@ -136,7 +178,14 @@ class NotOurs(Exception):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Costs next to nothing for a request that arrives in one piece."""
+    """Costs next to nothing for a request that arrives in one piece.
+
+    At most one pipelined request waits behind the one that is being answered. The parser cannot be
+    stopped inside the bytes that it is given, so it is given slices that end with a head. Once a
+    request waits, the rest of the received bytes stays unparsed and nothing more is read.
+    """
+
+    flow: PipelineFlow
 
     def __init__(self, *, server_state: State, **more: Any) -> None:
         super().__init__(server_state=server_state, **more)
@@ -153,9 +202,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
         """What is being answered; `cycle` is what came last."""
+        self._received = b""
+        """Bytes of which the parser has got those before `_parsed`."""
+        self._parsed = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = PipelineFlow(transport)
         self._start_timer()
         self._state.open.hold(self)
 
@@ -165,7 +218,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self.resume_writing()
         self._give_up()
+        self._forget_pipeline()
         super().connection_lost(exc)
+
+    def _forget_pipeline(self) -> None:
+        """Free the requests that will never be answered, without waiting for a garbage collection:
+        each refers to itself by way of its scope and to this connection."""
+        self._state.pipelining.leave(self)
+        self._received = b""
+        for cycle, _ in self.pipeline:
+            cycle.scope["extensions"].clear()
+            cycle.on_response = _do_nothing
+        self.pipeline.clear()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -228,10 +292,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        is_unread = self._in_message and not self._in_head and self._running is self.cycle
+        is_unread = self._in_body and self._running is self.cycle
         super().on_response_complete()
         if is_unread and not self.transport.is_closing():  # nobody waits for the rest of its body
             self.transport.close()
+        elif self.flow.is_held:
+            self._parse()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -240,17 +306,62 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        in_body, body_bytes = self._in_message and not self._in_head, self._body_bytes
-        if not in_body and self._is_too_much_head(data):
+        self._received = self._received + data if self._received else data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what was received, up to the first request that has to wait."""
+        for _ in range(SLICES_PER_TURN):
+            if self._is_over or self.transport.is_closing():
+                self._received = b""
+                return
+            if self.pipeline or self._parsed == len(self._received):
+                break
+            self._parse_slice()
+        else:
+            self.loop.call_soon(self._parse)
+        if self.pipeline or self._parsed < len(self._received):
+            self.flow.hold()
+            self._state.pipelining.hold(self, len(self._received))
+            return
+        self._received, self._parsed = b"", 0
+        if self.flow.is_held:
+            self._state.pipelining.leave(self)
+            self.flow.release()
+
+    def _parse_slice(self) -> None:
+        start, end = self._parsed, self._slice_end()
+        if not self._in_body and self._is_too_much_head(end - start):
             self._refuse_head()
             return
+        if self._is_answered and self._received.find(HEAD_END, end) < 0:
+            end = len(self._received)  # with its body: no other request can be complete in it
+        self._parsed = end
+        self._feed(self._received[start:end])
+
+    def _slice_end(self) -> int:
+        """Return where the next head may end, so that a slice completes one request head at most.
+
+        Blank lines in a body look the same: they only make more slices.
+        """
+        start = self._parsed
+        if self._in_message and self._in_head:
+            seam = self._head_tail + self._received[start : start + len(HEAD_END) - 1]
+            found = seam.find(HEAD_END)
+            if found >= 0:
+                return start + found + len(HEAD_END) - len(self._head_tail)
+        found = self._received.find(HEAD_END, start)
+        return len(self._received) if found < 0 else found + len(HEAD_END)
+
+    def _feed(self, data: bytes) -> None:
+        in_body, cycle, body_bytes = self._in_body, self.cycle, self._body_bytes
         super().data_received(data)
         if self._is_over or self.transport.is_closing():
             return
-        if self._in_message and not self._in_head:
+        if self._in_body:
             self._is_arriving = True
             self._state.arriving.hold(self, self._body_bytes)
-            if in_body:
+            if in_body and self.cycle is cycle:
                 self._bound_framing(len(data) - (self._body_bytes - body_bytes))
         elif self._in_head or self._is_idle:
             self._bound_head(data)
@@ -262,13 +373,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._give_up()
             self.transport.close()
 
-    def _is_too_much_head(self, data: bytes) -> bool:
-        """Whether a head goes on past its bound in this piece."""
-        is_begun = self._in_message and self._in_head
-        left = HEAD_BYTES - self._head_bytes if is_begun else HEAD_BYTES
-        if len(data) <= left or (is_begun and HEAD_END in self._head_tail + data[:3]):
-            return False
-        return data.find(HEAD_END, 0, left) < 0
+    def _is_too_much_head(self, size: int) -> bool:
+        """Whether a head goes on past its bound with so many bytes more."""
+        return (self._head_bytes if self._in_message else 0) + size > HEAD_BYTES
 
     def _bound_head(self, data: bytes) -> None:
         self._head_bytes += len(data)
@@ -280,14 +387,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse_head(self, answer: bytes = TOO_LARGE) -> None:
         """Whoever came before on this connection gets its answer, and nothing else."""
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_answered:
             self.transport.write(answer)
         self._end()
 
     def send_400_response(self, msg: str) -> None:
         """Where the parser gives up: nobody knows any more where the next request begins."""
         self._state.complain("not_http")
-        if self._in_message and not self._in_head:
+        if self._in_body:
             if not self.pipeline and not self.cycle.response_started:
                 self.transport.write(NOT_HTTP)
             self._give_up()
@@ -303,7 +410,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Takes nothing more, and closes behind the last answer."""
         self._is_over = True
         self._stop_timer()
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_answered:
             self.transport.close()
         else:
             self.cycle.keep_alive = False
@@ -323,10 +430,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._unread_timer = None
 
     @property
+    def _in_body(self) -> bool:
+        return self._in_message and not self._in_head
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
     def _is_idle(self) -> bool:
         """Between two requests: what came now was only blank lines."""
-        answered = self.cycle is not None and self.cycle.response_complete
-        return answered and not self._in_message
+        return self.cycle is not None and self._is_answered and not self._in_message
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_WITHIN_S, self.transport.abort)

@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.receive import protocol
 from gateway.receive.listening import Server, listen
 from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
+from tests.fuzz.targets.heads import Wire
+from tests.support.waiting import until
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 PATIENCE_S = 20
@@ -105,3 +107,27 @@ async def test_what_is_pipelined_behind_a_whole_body_is_answered() -> None:
         for _ in range(2):
             await asyncio.wait_for(reader.readuntil(b"ok"), PATIENCE_S)
         assert (await asyncio.wait_for(reader.readuntil(b"ok"), PATIENCE_S)).endswith(b"ok")
+
+
+async def test_of_thousands_in_one_piece_one_request_waits() -> None:
+    """And each of them is answered in the end."""
+    waiting: list[int] = []
+    answered = 0
+
+    async def count(scope: Scope, _: Receive, __: Send) -> None:
+        nonlocal answered
+        answered += 1
+        waiting.extend(len(connection.pipeline) for connection in state.connections)  # type: ignore[union-attr]
+        take_reply(scope)(200, b"", b"ok", False)
+
+    config = uvicorn.Config(count, http=BoundedHttpProtocol, lifespan="off", log_config=None)
+    config.load()
+    state = State(max_connections=10, max_requests=10, max_bytes=1024 * 1024)
+    connection = BoundedHttpProtocol(config=config, server_state=state, app_state={})
+    wire = Wire()
+    connection.connection_made(wire)
+    connection.data_received(REQUEST * 5_000)
+    await until(lambda: answered == 5_000)
+    connection.connection_lost(None)
+    assert max(waiting) == 1
+    assert wire.written.count(b"HTTP/1.1 200") == 5_000

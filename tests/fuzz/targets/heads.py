@@ -16,7 +16,7 @@ from tests.support.shapes import SHAPES
 
 BODY_BYTES = 64 * 1024
 TURNS = 6
-"""Of the event loop: enough for every request of a connection to be answered."""
+"""Of the event loop: enough for the last request of a connection to be answered."""
 
 
 class Seen(NamedTuple):
@@ -94,6 +94,8 @@ class Talk:
         for piece in pieces:
             if not self.wire.closed:
                 self._protocol.data_received(piece)
+        while self._protocol.flow.is_held and not self.wire.closed:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         for _ in range(TURNS):
             await asyncio.sleep(0)
         self._protocol.connection_lost(None)
