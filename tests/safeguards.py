@@ -1,33 +1,90 @@
-"""Removes one safeguard at a time and watches the test go red that is there for it.
+"""The safeguards: code that keeps a promise, and the test that fails without it.
 
-`make safeguards` tries them all, each in a copy of this tree.
+`make safeguards` (tests/run_safeguards.py) removes one at a time and expects its test to fail.
 """
 
-import argparse
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
-COPIED: Final = ("gateway", "tests", "handlers", "config", "bench", "deploy", "pyproject.toml")
-RED: Final = 1
-"""What pytest exits with when a test has failed, and not something else."""
+MIGRATIONS: Final = "gateway/ledger/migrations"
+FUNCTION: Final = "function "
+PART: Final = r"(?:--[^\n]*|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$|[^;$])*;"
+"""The rest of a statement: comments, dollar-quoted text and everything else up to a semicolon."""
 
 
 class Safeguard(NamedTuple):
-    """A piece of code that keeps a promise, what is left without it, and the test that tells."""
+    """A piece of code that keeps a promise.
+
+    `file` is one of
+
+    - a path in this repository;
+    - `function gateway.settle`: the last definition of that function in the migrations;
+    - MIGRATIONS, for tables and indexes: the last migration that has the code.
+    """
 
     name: str
     file: str
     code: str
     without: str
+    """What stands in the place of the code when it is removed."""
     test: str
+    """The pytest id of the test that fails without the code."""
+
+    @property
+    def is_in_schema(self) -> bool:
+        return self.file.startswith((MIGRATIONS, FUNCTION))
+
+
+class Misplaced(Exception):
+    """The code of a safeguard is not where its entry says."""
+
+
+class Cut(NamedTuple):
+    """A file without the safeguard."""
+
+    file: Path
+    text: str
+
+
+def cut(safeguard: Safeguard, root: Path = ROOT) -> Cut:
+    """Return the file of the safeguard, relative to `root`, and its text without the code.
+
+    The code stands there once, or twice if two statements share it.
+    """
+    file, start, end = _find(safeguard, root)
+    text = (root / file).read_text(encoding="utf-8")
+    end = len(text) if end is None else end
+    found = text.count(safeguard.code, start, end)
+    if found not in {1, 2}:
+        raise Misplaced(
+            f"{safeguard.name!r}: its code is {found} times in {safeguard.file} ({file}),"
+            " expected once or twice; correct the entry in tests/safeguards.py"
+        )
+    without = text[start:end].replace(safeguard.code, safeguard.without)
+    return Cut(file, text[:start] + without + text[end:])
+
+
+def _find(safeguard: Safeguard, root: Path) -> tuple[Path, int, int | None]:
+    """Return the file and the part of its text in which the code has to be."""
+    if safeguard.file != MIGRATIONS and not safeguard.file.startswith(FUNCTION):
+        return Path(safeguard.file), 0, None
+    newest_first = sorted((root / MIGRATIONS).glob("*.sql"), reverse=True)
+    for path in newest_first:
+        text = path.read_text(encoding="utf-8")
+        if safeguard.file == MIGRATIONS and safeguard.code in text:
+            return path.relative_to(root), 0, None
+        if safeguard.file != MIGRATIONS and (span := _last_definition(safeguard.file, text)):
+            return path.relative_to(root), *span
+    wanted = "its code" if safeguard.file == MIGRATIONS else f"{safeguard.file}"
+    raise Misplaced(f"{safeguard.name!r}: no migration has {wanted}")
+
+
+def _last_definition(function: str, text: str) -> tuple[int, int] | None:
+    start = rf"^create (?:or replace )?{re.escape(function)}\("
+    found = list(re.finditer(start + PART, text, re.MULTILINE | re.DOTALL))
+    return found[-1].span() if found else None
 
 
 SAFEGUARDS: Final = (
@@ -86,7 +143,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the fence: a settlement needs the token of its lease",
-        "gateway/ledger/migrations/0004_flow.sql",
+        "function gateway.settle",
         "    where d.id = delivery_id and d.lease_token = token  -- which only a running one has\n",
         "    where d.id = delivery_id\n",
         "tests/integration/test_state_machine.py::"
@@ -147,7 +204,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a replay holds its event against a prune",
-        "gateway/ledger/migrations/0017_partitions.sql",
+        "function gateway.hold_payload",
         "    for no key update;\n    if not found",
         "    ;\n    if not found",
         "tests/integration/test_retention.py::"
@@ -164,7 +221,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an order to run again keeps the payload on its last day",
-        "gateway/ledger/migrations/0017_partitions.sql",
+        "function gateway.hold_payload",
         "    if its_until <= (now() at time zone 'UTC')::date + 1 then\n",
         "    if false then\n",
         "tests/integration/test_partitions.py::"
@@ -180,21 +237,21 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a drop waits for nobody",
-        "gateway/ledger/migrations/0017_partitions.sql",
+        "function gateway.drop_partition",
         "set lock_timeout = '200ms'\nas $$\ndeclare\n    found_name",
         "as $$\ndeclare\n    found_name",
         "tests/integration/test_partitions.py::test_a_drop_waits_for_nobody",
     ),
     Safeguard(
         "a day that has not come is not dropped",
-        "gateway/ledger/migrations/0017_partitions.sql",
+        "function gateway.detach_partition",
         "      and day <= (now() at time zone 'UTC')::date;\n",
         "      ;\n",
         "tests/integration/test_partitions.py::test_a_day_that_has_not_come_is_not_dropped",
     ),
     Safeguard(
         "a claim finds a table on a day for which nobody made one",
-        "gateway/ledger/migrations/0017_partitions.sql",
+        MIGRATIONS,
         "partition of gateway.payloads default with (toast_tuple_target = 8160);",
         "(like gateway.payloads);",
         "tests/integration/test_partitions.py::"
@@ -428,7 +485,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the lock under which a turn is given",
-        "gateway/ledger/migrations/0004_flow.sql",
+        "function gateway.advance",
         "    perform pg_advisory_xact_lock(gateway.turn_lock(of_route, of_handler, of_key));\n",
         "",
         "tests/integration/test_flow_faults.py::"
@@ -436,7 +493,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "of one key one at a time: an index refuses a second turn",
-        "gateway/ledger/migrations/0004_flow.sql",
+        MIGRATIONS,
         "create unique index deliveries_turn",
         "create index deliveries_turn",
         "tests/integration/test_order.py::test_the_index_refuses_a_second_turn",
@@ -450,14 +507,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "concurrency: an index refuses a slot that is taken",
-        "gateway/ledger/migrations/0004_flow.sql",
+        MIGRATIONS,
         "create unique index deliveries_slot",
         "create index deliveries_slot",
         "tests/integration/test_limits.py::test_the_index_refuses_a_slot_that_is_taken",
     ),
     Safeguard(
         "rate: a start needs a place",
-        "gateway/ledger/migrations/0004_flow.sql",
+        "function gateway.lease_limited",
         "          and (period is null or places.place is not null)\n",
         "",
         "tests/integration/test_limits.py::"
@@ -608,7 +665,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a delayed job that has its turn waits for its time",
-        "gateway/ledger/migrations/0005_operate.sql",
+        "function gateway.advance",
         "due_at = greatest(clock_timestamp(), d.not_before)",
         "due_at = clock_timestamp()",
         "tests/integration/test_jobs.py::test_a_delay_holds_also_for_a_job_that_has_its_turn",
@@ -1458,56 +1515,3 @@ SAFEGUARDS: Final = (
         "tests/unit/test_console.py::test_a_curl_command_carries_the_exact_bytes_to_any_shell",
     ),
 )
-
-
-@contextmanager
-def removed(safeguard: Safeguard) -> Iterator[Path]:
-    """A copy of this tree without the safeguard."""
-    with tempfile.TemporaryDirectory(prefix="gateway-without-") as directory:
-        for name in COPIED:
-            source, target = ROOT / name, Path(directory) / name
-            if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "results")
-                shutil.copytree(source, target, ignore=ignored)
-            else:
-                shutil.copy(source, target)
-        file = Path(directory) / safeguard.file
-        text = file.read_text(encoding="utf-8")
-        file.write_text(text.replace(safeguard.code, safeguard.without), encoding="utf-8")
-        Path(directory).chmod(0o755)
-        yield Path(directory)
-
-
-def run(test: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """The test, with the code of that directory in every process that it starts."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
-    environ = {**os.environ, "PYTHONPATH": str(directory)}
-    return subprocess.run(
-        command, cwd=directory, env=environ, capture_output=True, text=True, check=False
-    )
-
-
-def main() -> int:
-    """Tries those whose name contains what was asked for, or all."""
-    parser = argparse.ArgumentParser(prog="make safeguards", description=__doc__)
-    parser.add_argument("name", nargs="?", default="", help="only those with this in their name")
-    wanted = parser.parse_args().name
-    unnoticed = 0
-    for safeguard in SAFEGUARDS:
-        if wanted not in safeguard.name:
-            continue
-        with removed(safeguard) as directory:
-            ended = run(safeguard.test, directory)
-        is_red = ended.returncode == RED
-        unnoticed += not is_red
-        verdict = "red" if is_red else f"NOT RED (exit {ended.returncode})"
-        sys.stdout.write(f"{verdict:<8} without: {safeguard.name}\n         {safeguard.test}\n")
-        sys.stdout.flush()
-        if not is_red:
-            sys.stdout.write(ended.stdout[-2000:] + ended.stderr[-2000:])
-    sys.stdout.write(f"{unnoticed} of them went unnoticed\n")
-    return int(unnoticed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
