@@ -4,7 +4,7 @@ GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
 │   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed · NotFromHere
-│   ├── BadPayload · BadJob · TooLarge · BodyTimeout · TooMany
+│   ├── BadPayload · BadJob · TooLarge · BodyTimeout · TooMany · Overloaded
 │   └── UnsupportedEncoding · UnsupportedCoding
 ├── StorageUnavailable   ours to fix; the sender is told to come back
 │   └── SpoolUnavailable
@@ -162,6 +162,13 @@ class TooMany(RequestRejected):
     def __init__(self, reason: str, *, wait_s: float) -> None:
         self.wait_s = wait_s
         super().__init__(reason)
+
+
+class Overloaded(RequestRejected):
+    """Shed because the process has no capacity left. The sender sees `UNAVAILABLE`."""
+
+    status = 503
+    code = "SHED"
 
 
 class StorageUnavailable(GatewayError):

@@ -104,7 +104,11 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
     reception = Reception(
         registry=project.registry,
         claimer=claimer,
-        admission=Admission(max_requests=settings.max_in_flight, max_bytes=settings.max_buffered),
+        admission=Admission(
+            max_requests=settings.max_in_flight,
+            max_bytes=settings.max_buffered,
+            reserves=bool(_reserved_paths(project)),
+        ),
         deadlines=Deadlines(),
         metrics=metrics,
         tallies=tallies,
@@ -288,6 +292,12 @@ def _is_cut(route: Route) -> bool:
     return route.redaction is not None and route.redaction.at is RedactAt.STORE
 
 
+def _reserved_paths(project: Project) -> frozenset[bytes]:
+    """Return the URLs of senders that never retry."""
+    doors = project.config.doors
+    return frozenset(route.path.encode() for route in doors if not route.provider.retries)
+
+
 def _spool(project: Project, claimer: Claimer) -> Spool | None:
     """Also where no route spools any more: files may be left from when one did."""
     settings = project.settings
@@ -368,6 +378,7 @@ async def serve(
         max_connections=descriptors_for(settings.max_connections),
         max_requests=settings.max_in_flight,
         max_bytes=settings.max_buffered,
+        reserved_paths=_reserved_paths(project),
     )
     app = build_app(project, state, hangup or Hangup())
     try:

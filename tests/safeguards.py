@@ -330,8 +330,9 @@ SAFEGUARDS: Final = (
     Safeguard(
         "what was refused as a replay has been seen",
         "gateway/ledger/sql/gaps.sql",
-        "    where f.route = $1 and f.event_id = i.event_id and coalesce(",
-        "    where false and f.event_id = i.event_id and coalesce(",
+        ") and not exists (\n    select from gateway.refusals f where f.route = $1 and "
+        "f.event_id = i.event_id\n);",
+        ");",
         "tests/integration/test_reconcile.py::"
         "test_a_guid_that_was_refused_as_replayed_counts_as_seen",
     ),
@@ -475,47 +476,10 @@ SAFEGUARDS: Final = (
         "tests/integration/test_spool.py::test_writing_and_draining_at_once_loses_nothing",
     ),
     Safeguard(
-        "the type of the stored event decides whether a repeated body is refused",
-        "gateway/ledger/claims.py",
-        "claim.refuses(first_type):",
-        "claim.refuses(claim.envelope.type):",
-        "tests/integration/test_claims.py::test_todays_rule_for_the_stored_type_decides",
-    ),
-    Safeguard(
-        "a body of GitHub's under another event header is refused",
-        "gateway/providers/provider.py",
-        "if type not in (None, first_type) and self.repeats.has_one_type:",
-        "if False:",
-        "tests/e2e/test_repeats.py::test_a_captured_body_under_another_event_header_is_refused",
-    ),
-    Safeguard(
-        "bodies that can honestly repeat are not refused",
-        "gateway/providers/provider.py",
-        "return type not in self.unique",
-        "return False",
-        "tests/e2e/test_repeats.py::test_every_example_of_octokit_is_sent_twice",
-    ),
-    Safeguard(
-        "repeated bodies are released only by id or by their code",
-        "gateway/ledger/sql/rejected.sql",
-        "coalesce(code = $2, code <> 'REPLAYED')",
-        "coalesce(code = $2, true)",
-        "tests/integration/test_rejected.py::"
-        "test_all_repeats_of_a_route_are_released_by_their_code",
-    ),
-    Safeguard(
-        "a refused repeat does not count as seen once its type is flagged",
-        "gateway/ledger/sql/gaps.sql",
-        "f.event_id = i.event_id and coalesce(first.type = any ($3::text[]), true)",
-        "f.event_id = i.event_id and coalesce(true or first.type = any ($3::text[]), true)",
-        "tests/integration/test_reconcile.py::"
-        "test_a_refused_guid_is_asked_for_once_its_type_is_flagged",
-    ),
-    Safeguard(
         "what was acknowledged from the spool is flagged and not refused",
         "gateway/ledger/claims.py",
-        " and claim.refuses is not None and claim.refuses(first_type)",
-        " and (claim.refuses is None or claim.refuses(first_type))",
+        " and not claim.spooled",
+        "",
         "tests/integration/test_spool.py::"
         "test_at_drain_a_refusal_of_the_replay_policy_becomes_a_flag",
     ),
@@ -830,6 +794,29 @@ SAFEGUARDS: Final = (
         "            if self.pipeline or self._parsed == len(self._received):\n",
         "            if self._parsed == len(self._received):\n",
         "tests/integration/test_slow_senders.py::test_of_thousands_in_one_piece_one_request_waits",
+    ),
+    Safeguard(
+        "senders that retry are shed before the reserve is used",
+        "gateway/receive/admission.py",
+        "        if retries and self._retrying_requests >= self._max_retrying[0]:\n",
+        "        if retries and self._retrying_requests >= self._max[0]:\n",
+        "tests/e2e/test_overload.py::"
+        "test_github_events_beside_a_flood_of_stripe_are_acknowledged_and_take_effect",
+    ),
+    Safeguard(
+        "slow bodies of senders that retry evict no others",
+        "gateway/receive/protocol.py",
+        "self._arriving_reserved if path in self._reserved_paths else self._arriving\n",
+        "self._arriving\n",
+        "tests/e2e/test_overload.py::test_slow_bodies_for_stripe_do_not_evict_those_of_github",
+    ),
+    Safeguard(
+        "a shed request of a sender that never retries is listed",
+        "gateway/receive/door.py",
+        "        if not self._retries:\n",
+        "        if self._retries:\n",
+        "tests/e2e/test_overload.py::"
+        "test_a_shed_request_of_a_sender_that_never_retries_leaves_its_head",
     ),
     Safeguard(
         "paths are compared as they were sent",

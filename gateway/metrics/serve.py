@@ -23,7 +23,7 @@ BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
 EXPECTED: Final = (
     *("accepted", "duplicate", "ignored", "BAD_SIGNATURE", "STALE_TIMESTAMP", "REPLAYED"),
     *("BAD_PAYLOAD", "TOO_LARGE", "RATE_LIMITED", "ADDRESS_REFUSED", "TOO_MANY_REFUSED"),
-    *("TIMEOUT", "UNAVAILABLE"),
+    *("TIMEOUT", "SHED", "UNAVAILABLE"),
 )
 """Outcomes that are told from the start, as 0; the others when they come."""
 
@@ -49,6 +49,12 @@ class Metrics(ProcessMetrics):
             "gateway_flagged",
             "Events accepted although the same bytes came before under another id.",
             ["route"],
+            registry=self.registry,
+        )
+        self.shed = Counter(
+            "gateway_shed",
+            "Requests answered 503 because of overload, by whether their sender retries.",
+            ["route", "sender_retries"],
             registry=self.registry,
         )
         self.unverified = Counter(

@@ -7,6 +7,8 @@ from typing import Final, Generic, Self, TypeVar
 
 import structlog
 
+from gateway.errors import Overloaded
+
 TELL_EVERY_S: Final = 1.0
 
 Member = TypeVar("Member", bound=Hashable)
@@ -14,48 +16,73 @@ Member = TypeVar("Member", bound=Hashable)
 log = structlog.get_logger("gateway.receive")
 
 
-class Overloaded(Exception):
-    """More at once than this process may hold."""
-
-
 class Admission:
-    """The bounds that all requests of a process share."""
+    """Limits of the requests and body bytes that one `serve` process holds at once.
 
-    def __init__(self, *, max_requests: int, max_bytes: int) -> None:
-        self._max_requests: Final = max_requests
-        self._max_bytes: Final = max_bytes
-        self.requests = 0
-        self.bytes = 0
+    Half of both is reserved for senders that never retry: for them a 503 is a lost event, while a
+    sender that retries only comes later. So under overload the senders that retry are shed first.
+    Senders that never retry may use everything.
+    """
 
-    def enter(self) -> "Place":
-        """A place for one request, or Overloaded."""
-        if self.requests >= self._max_requests:
+    def __init__(self, *, max_requests: int, max_bytes: int, reserves: bool) -> None:
+        """`reserves` is False if no route has a sender that never retries."""
+        self._max: Final = (max_requests, max_bytes)
+        self._max_retrying: Final = unreserved(max_requests, max_bytes, reserves=reserves)
+        self.requests = self.bytes = 0
+        self._retrying_requests = self._retrying_bytes = 0
+        """The part of `requests` and `bytes` that belongs to senders that retry."""
+
+    def enter(self, *, retries: bool = True) -> "Place":
+        """Return a place for one request, or raise Overloaded."""
+        if self.requests >= self._max[0]:
             raise Overloaded(f"{self.requests} requests in flight")
-        return Place(self)
+        if retries and self._retrying_requests >= self._max_retrying[0]:
+            raise Overloaded(f"{self._retrying_requests} requests of senders that retry in flight")
+        return Place(self, retries)
 
-    def hold(self, size: int) -> None:
-        """Counts bytes in, or raises Overloaded."""
-        if self.bytes + size > self._max_bytes:
+    def hold(self, size: int, *, held: int, retries: bool) -> None:
+        """Add body bytes of a request that already holds some, or raise Overloaded."""
+        if self.bytes + size > self._max[1]:
             raise Overloaded(f"{self.bytes} body bytes in flight")
+        # A body that is larger than the shared half passes if no other retrying sender has one.
+        others = self._retrying_bytes - held
+        if retries and others and self._retrying_bytes + size > self._max_retrying[1]:
+            raise Overloaded(f"{self._retrying_bytes} body bytes of senders that retry in flight")
+        self.count(0, size, retries=retries)
+
+    def count(self, requests: int, size: int, *, retries: bool) -> None:
+        """Add requests and body bytes; negative numbers subtract them."""
+        self.requests += requests
         self.bytes += size
+        if retries:
+            self._retrying_requests += requests
+            self._retrying_bytes += size
+
+
+def unreserved(max_requests: int, max_bytes: int, *, reserves: bool) -> tuple[int, int]:
+    """Return how many requests and body bytes senders that retry may use at once."""
+    if not reserves:
+        return max_requests, max_bytes
+    return max_requests - max_requests // 2, max_bytes - max_bytes // 2
 
 
 class Place:
-    """One request's share, given back whatever happens."""
+    """The share of one request, given back when it is over."""
 
-    __slots__ = ("_admission", "_bytes")
+    __slots__ = ("_admission", "_bytes", "_retries")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, retries: bool) -> None:
         self._admission = admission
+        self._retries = retries
         self._bytes = 0
 
     def hold(self, size: int) -> None:
-        """Counts bytes that this request brings."""
-        self._admission.hold(size)
+        """Add body bytes of this request, or raise Overloaded."""
+        self._admission.hold(size, held=self._bytes, retries=self._retries)
         self._bytes += size
 
     def __enter__(self) -> Self:
-        self._admission.requests += 1
+        self._admission.count(1, 0, retries=self._retries)
         return self
 
     def __exit__(
@@ -64,8 +91,7 @@ class Place:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._admission.requests -= 1
-        self._admission.bytes -= self._bytes
+        self._admission.count(-1, -self._bytes, retries=self._retries)
 
 
 class Crowd(Generic[Member]):

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.errors import RequestRejected
+from gateway.errors import Overloaded, RequestRejected
 from gateway.ledger.rejected import NOWHERE, Clocks
 from gateway.notation.quantities import format_duration, format_roughly
 from gateway.providers import Incoming
@@ -64,6 +64,11 @@ class Examiner:
             cause = self._explain_signature(request, budget)
         elif request.code == "STALE_TIMESTAMP":
             cause = self._explain_time(request, clocks)
+        elif request.code == Overloaded.code:
+            cause = Cause(
+                "overload",
+                f"shed (503): {request.reason}; the sender does not retry: have it redelivered",
+            )
         else:
             cause = Cause(request.code.lower(), request.reason)
         return Cause(cause.kind, cause.words[:LONGEST_DETAIL])

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 from gateway.errors import (
     BodyTimeout,
     NotFromHere,
+    Overloaded,
     RequestRejected,
     StorageUnavailable,
     Unauthorized,
@@ -28,13 +29,13 @@ from gateway.metrics.serve import Metrics, Outcomes
 from gateway.providers import Headers
 from gateway.receive import answers
 from gateway.receive.address import Addresses
-from gateway.receive.admission import Admission, Overloaded
+from gateway.receive.admission import Admission
 from gateway.receive.answers import Answer
 from gateway.receive.body import SenderGone, drain, read_body
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.gate import Gate
 from gateway.receive.limits import Strangers
-from gateway.receive.protocol import Reply
+from gateway.receive.protocol import SHED, Reply
 from gateway.receive.throttle import Throttle
 from gateway.registry import Registry
 from gateway.routes import Route
@@ -78,10 +79,12 @@ class Door(ABC):
         self._admission = reception.admission
         self._deadlines = reception.deadlines
         self._gate = Gate(route, reception.addresses, reception.strangers)
+        self._retries = route.provider.retries
         self._receive_s = route.receive_within.total_seconds()
         self._acknowledge_s = route.ack_within.total_seconds()
         self._count = Outcomes(metrics.requests, reception.tallies, route.name)
         self._conflicts = metrics.conflicts.labels(route.name)
+        self._shed_count = metrics.shed.labels(route.name, str(self._retries).lower())
         self._acknowledge = metrics.acknowledge.labels(route.name)
         self._tallies = reception.tallies
         self._log = log.bind(route=route.name)
@@ -115,7 +118,10 @@ class Door(ABC):
         try:
             answer = await self._answer(scope, receive)
         except SenderGone:
-            self._log.info("sender_gone")
+            if SHED in scope:
+                self._shed(scope, Overloaded("one of the slowest of too many arriving bodies"))
+            else:
+                self._log.info("sender_gone")
             return
         answer.send(reply)
 
@@ -145,7 +151,7 @@ class Door(ABC):
         body: bytes | None = None
         try:
             with (
-                self._admission.enter() as place,
+                self._admission.enter(retries=self._retries) as place,
                 self._deadlines.within(self._receive_s, self._body_late) as deadline,
             ):
                 headers = self._headers(scope)
@@ -163,19 +169,27 @@ class Door(ABC):
                 self._observe(time.monotonic() - started)
                 self._gate.verified(scope)
                 return answer
+        except Overloaded as overloaded:
+            self._shed(scope, overloaded)
+            return answers.OVERLOADED
         except RequestRejected as rejection:
             self._keep(rejection, scope, headers, body)
             if not rejection.is_verified:
                 self._gate.refused(scope, len(body or b""))
             return self._refused(rejection)
-        except Overloaded as error:
-            self._count("UNAVAILABLE")
-            self._complain("overloaded", reason=str(error))
-            return answers.OVERLOADED
         except StorageUnavailable as error:
             self._count("UNAVAILABLE")
             self._complain("not_durable", reason=str(error))
             return answers.UNAVAILABLE
+
+    def _shed(self, scope: Scope, overloaded: Overloaded) -> None:
+        """Count and log a request that is answered 503 because of overload. If its sender never
+        retries, the event is lost unless somebody redelivers it: its head is kept, too."""
+        self._count(overloaded.code)
+        self._shed_count.inc()
+        self._complain("request_shed", reason=overloaded.reason, sender_retries=self._retries)
+        if not self._retries:
+            self._keep(overloaded, scope, self._headers(scope), None)
 
     async def _turn_away_others(self, scope: Scope, receive: Receive) -> None:
         try:
@@ -206,7 +220,7 @@ class Door(ABC):
         self._claimer.suspect()
         return StorageUnavailable(f"not durable within {self._acknowledge_s:g} s")
 
-    def _complain(self, event: str, **fields: str) -> None:
+    def _complain(self, event: str, **fields: str | bool) -> None:
         """A warning, unless strangers have already caused enough of them this second."""
         if self._complaints.allow():
             self._log.warning(event, left_out_before=self._complaints.take_left_out(), **fields)

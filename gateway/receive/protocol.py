@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from gateway.receive.admission import Crowd
+from gateway.receive.admission import Crowd, unreserved
 from gateway.receive.throttle import Throttle
 
 COMPLAINTS_PER_SECOND: Final = 5
@@ -58,6 +58,9 @@ BUSY: Final = (
 log = structlog.get_logger("gateway.receive")
 
 EXTENSION: Final = "gateway.reply"
+SHED: Final = "gateway.shed"
+"""In the scope of a request that was answered 503 while its body was arriving."""
+
 Reply = Callable[[int, bytes, bytes, bool], None]
 
 
@@ -108,21 +111,29 @@ def _do_nothing() -> None:
 class State(ServerState):
     """What the connections of a server share."""
 
-    def __init__(self, *, max_connections: int, max_requests: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_connections: int,
+        max_requests: int,
+        max_bytes: int,
+        reserved_paths: frozenset[bytes] = frozenset(),
+    ) -> None:
+        """`reserved_paths` are the URLs of senders that never retry: half of the capacity is
+        reserved for them (see `Admission`)."""
         super().__init__()
+        self._reserved_paths = reserved_paths
         self.open: Final[Crowd[BoundedHttpProtocol]] = Crowd(
             "connection",
             max_members=max_connections,
             max_bytes=0,
             send_away=BoundedHttpProtocol.hang_up,
         )
-        # Half of what a process holds is kept for requests that have arrived.
-        self.arriving: Final[Crowd[BoundedHttpProtocol]] = Crowd(
-            "slow body",
-            max_members=max(max_requests // 2, 1),
-            max_bytes=max_bytes // 2,
-            send_away=BoundedHttpProtocol.refuse_body,
-        )
+        # Slow bodies take at most half of what their kind of sender may use, and the reserve is
+        # no smaller: what has arrived always finds room, and no kind evicts the other.
+        shared = unreserved(max_requests, max_bytes, reserves=bool(reserved_paths))
+        self._arriving: Final = _arriving(*shared)
+        self._arriving_reserved: Final = _arriving(max_requests // 2, max_bytes // 2)
         # Apart from slow bodies, so that clients that pipeline only displace each other.
         self.pipelining: Final[Crowd[BoundedHttpProtocol]] = Crowd(
             "pipelined request",
@@ -138,12 +149,25 @@ class State(ServerState):
         if self._complaints.allow():
             log.warning(event, left_out_before=self._complaints.take_left_out())
 
+    def arriving(self, path: bytes) -> "Crowd[BoundedHttpProtocol]":
+        """Return the connections whose bodies are arriving, for the kind of sender of this URL."""
+        return self._arriving_reserved if path in self._reserved_paths else self._arriving
+
     def stop(self) -> None:
         """From now on every answer is the last one on its connection."""
         self.stopping = True
         for connection in self.connections:
             if isinstance(connection, HttpToolsProtocol) and connection.cycle is not None:
                 connection.cycle.keep_alive = False
+
+
+def _arriving(max_requests: int, max_bytes: int) -> "Crowd[BoundedHttpProtocol]":
+    return Crowd(
+        "slow body",
+        max_members=max(max_requests // 2, 1),
+        max_bytes=max_bytes // 2,
+        send_away=BoundedHttpProtocol.refuse_body,
+    )
 
 
 class PipelineFlow(FlowControl):
@@ -196,7 +220,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._in_message = False
         self._is_over = False
-        self._is_arriving = False
+        self._arriving: Crowd[BoundedHttpProtocol] | None = None
         self._body_bytes = self._framing_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -214,7 +238,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.open.leave(self)
-        self._state.arriving.leave(self)
+        self._stop_arriving()
         self._stop_timer()
         self.resume_writing()
         self._give_up()
@@ -251,6 +275,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.pipeline or self.cycle.response_started:
             self.hang_up()
         else:
+            self.cycle.scope[SHED] = True  # type: ignore[typeddict-unknown-key]
             _reply(self.cycle, UNAVAILABLE, *BUSY, True)
 
     def on_message_begin(self) -> None:
@@ -286,10 +311,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_message = False
-        if self._is_arriving:
-            self._is_arriving = False
-            self._state.arriving.leave(self)
+        self._stop_arriving()
         super().on_message_complete()
+
+    def _stop_arriving(self) -> None:
+        if self._arriving is not None:
+            self._arriving.leave(self)
+            self._arriving = None
 
     def on_response_complete(self) -> None:
         is_unread = self._in_body and self._running is self.cycle
@@ -359,8 +387,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_over or self.transport.is_closing():
             return
         if self._in_body:
-            self._is_arriving = True
-            self._state.arriving.hold(self, self._body_bytes)
+            self._arriving = self._state.arriving(self.scope["raw_path"])
+            self._arriving.hold(self, self._body_bytes)
             if in_body and self.cycle is cycle:
                 self._bound_framing(len(data) - (self._body_bytes - body_bytes))
         elif self._in_head or self._is_idle:

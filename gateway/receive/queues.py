@@ -7,13 +7,13 @@ from typing import Final
 import structlog
 from starlette.types import Receive, Scope
 
-from gateway.errors import NotFromHere, StorageUnavailable
+from gateway.errors import NotFromHere, Overloaded, StorageUnavailable
 from gateway.ledger.budget import JOB_CONNECTIONS
 from gateway.ledger.connection import PREPARED_ONCE, TROUBLE, Pool, describe, open_pool
 from gateway.ledger.jobs import find_job
 from gateway.providers.publish import is_name
 from gateway.receive import answers
-from gateway.receive.admission import Admission, Overloaded
+from gateway.receive.admission import Admission
 from gateway.receive.answers import Answer
 from gateway.receive.body import drain
 from gateway.receive.deadlines import Deadlines

@@ -6,10 +6,10 @@ from typing import Final
 
 from starlette.requests import Request
 
-from gateway.errors import TooLarge
+from gateway.errors import Overloaded, TooLarge
 from gateway.ledger.rejected import NOWHERE
 from gateway.receive.address import Addresses
-from gateway.receive.admission import Admission, Overloaded
+from gateway.receive.admission import Admission
 from gateway.receive.body import SenderGone, read_body
 from gateway.receive.refused import Refused
 from gateway.receive.turned_away import TurnedAway, measure

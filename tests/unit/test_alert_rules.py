@@ -63,6 +63,10 @@ def attempts(done: str, retry: str) -> Series:
     }
 
 
+def shed(sender_retries: str) -> str:
+    return f'gateway_shed_total{{{SERVE},route="github",sender_retries="{sender_retries}"}}'
+
+
 def slow(le: str) -> Series:
     """Sixty a minute, all of which took up to so long."""
     ends = ("0.5", "1", "2.5", "+Inf")
@@ -88,9 +92,14 @@ CASES: Final[dict[str, list[Case]]] = {
     ],
     "GatewayNotTaken": [
         Case(requests("UNAVAILABLE", "0+1x90"), requests("UNAVAILABLE", "7x90")),
+        Case(requests("SHED", "0+1x90"), requests("accepted", "0+1x90")),
         Case(  # a failover, over in a moment
             requests("UNAVAILABLE", "0+1x90"), requests("UNAVAILABLE", "0x56 7x35")
         ),
+    ],
+    "GatewayEventsShed": [
+        Case({shed("false"): "0+1x90"}, {shed("true"): "0+1x90"}),
+        Case({shed("false"): "0x58 1x32"}, {shed("false"): "1x90"}),
     ],
     "GatewaySlowToAcknowledge": [Case(slow("2.5"), slow("0.5"))],
     "GatewayRefusing": [

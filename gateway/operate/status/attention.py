@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
+from gateway.errors import Overloaded
 from gateway.notation.quantities import format_count, format_roughly
 from gateway.operate.keys import in_use
 from gateway.operate.status.report import Attention, Found, HandlerState, RouteState, Status
@@ -160,6 +161,24 @@ def _rejected(status: Status) -> Iterator[Found]:
             )
 
 
+def _shed(status: Status) -> Iterator[Found]:
+    for route in status["routes"]:
+        if not route["shed"]:
+            continue
+        shed = format_count(route["shed"], "request was", "requests were")
+        text = f"{route['route']}: {shed} shed (503) in the last hour: too many in flight"
+        if route["retries"] is False:
+            lost = format_count(route["shed"], "event")
+            yield _problem(
+                f"{text}; the sender does not retry: {lost} may be lost",
+                f"which: `gateway rejected --route {route['route']}`; have them redelivered"
+                f" (`gateway reconcile {route['route']}`, or at the sender); {MORE_CAPACITY}",
+            )
+        else:
+            retries = "; the sender retries" if route["retries"] else ""
+            yield _warning(text + retries, MORE_CAPACITY)
+
+
 def _refusals(status: Status) -> Iterator[Found]:
     few_first = sorted(status["rejected"], key=lambda told: told["kept"])
     most = {(told["route"], told["code"]): told for told in few_first}
@@ -168,11 +187,13 @@ def _refusals(status: Status) -> Iterator[Found]:
             cause = most.get((route["route"], code))
             if cause is not None and cause["cause"] in OURS:
                 continue  # told already
+            if code == Overloaded.code:
+                continue  # see _shed
             if code == "UNAVAILABLE":
                 yield _problem(
                     f"{route['route']}: {format_count(count, 'request')} not taken (503)"
                     " in the last 5 minutes",
-                    "Postgres was slow or away, or too many came at once: see the log of serve",
+                    "Postgres was slow or away: see the log of serve",
                 )
             elif _is_much(route, count):
                 yield _warning(
@@ -267,6 +288,7 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
     _reconciles,
     _orders,
     _keys,
+    _shed,
     _rejected,
     _refusals,
     _failing,
@@ -285,6 +307,7 @@ SEEN: Final[Mapping[Look, str]] = {
     _pauses: "handlers",
     _reconciles: "reconcile",
     _orders: "orders",
+    _shed: "routes",
     _rejected: "rejected",
     _refusals: "rejected",
     _failing: "handlers",
@@ -307,6 +330,10 @@ REFUSALS: Final = {
 }
 
 
+MORE_CAPACITY: Final = (
+    "find out why requests take long (`gateway status`), run one more `gateway serve`, or raise"
+    " GATEWAY_MAX_IN_FLIGHT and GATEWAY_MAX_BUFFERED"
+)
 SEE_REJECTED: Final = "see `gateway rejected`"
 OURS: Final = frozenset(
     {

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from gateway.errors import Overloaded
 from gateway.ledger.bulk import OrderStatus, list_orders
 from gateway.ledger.connection import Connection, Pooled
 from gateway.ledger.figures import Unsettled, read_unsettled
@@ -113,13 +114,19 @@ def list_routes(
     now: datetime,
 ) -> list[RouteState]:
     """Those of the configuration, and those of which something is known."""
-    secrets = {route.name: list_secrets(route, uses, now) for route in routes}
+    configured = {route.name: route for route in routes}
+    secrets = {name: list_secrets(route, uses, now) for name, route in configured.items()}
     known = {route for route, handler in figures.hour if handler == REQUESTS}
     known |= {route for route, handler, _ in figures.last_at if handler == REQUESTS}
-    return [_route(name, figures, secrets.get(name, [])) for name in sorted({*secrets, *known})]
+    return [
+        _route(name, configured.get(name), figures, secrets.get(name, []))
+        for name in sorted({*configured, *known})
+    ]
 
 
-def _route(name: str, figures: Figures, secrets: list[SecretState]) -> RouteState:
+def _route(
+    name: str, route: Route | None, figures: Figures, secrets: list[SecretState]
+) -> RouteState:
     hour = figures.requests(name, lately=False)
     return RouteState(
         route=name,
@@ -128,6 +135,8 @@ def _route(name: str, figures: Figures, secrets: list[SecretState]) -> RouteStat
         minutes=figures.requests(name, lately=True),
         hour=hour,
         refused_as=refused_as(figures.minutes.get((name, REQUESTS), {})),
+        shed=figures.hour.get((name, REQUESTS), {}).get(Overloaded.code, 0),
+        retries=None if route is None else route.provider.retries,
         p50_ms=figures.took_ms(name, REQUESTS, 0.5),
         p99_ms=figures.took_ms(name, REQUESTS, 0.99),
         secrets=secrets,

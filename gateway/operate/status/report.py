@@ -95,6 +95,11 @@ class RouteState(TypedDict):
     hour: Requests
     refused_as: dict[str, int]
     """By the code of the answer, in the last five minutes."""
+    shed: int
+    """Requests that were answered 503 because of overload, in the last hour."""
+    retries: bool | None
+    """Whether the sender repeats a request that was answered 503; None if the route is not in the
+    configuration."""
     p50_ms: float | None
     """From the last byte to the answer, in the last hour."""
     p99_ms: float | None

@@ -15,7 +15,6 @@ from gateway.providers.provider import (
     Integrity,
     Key,
     Provider,
-    Repeats,
     Verify,
     make_secret,
 )
@@ -75,7 +74,7 @@ def make_provider(
         retries=section.retries,
         max_body=max_body,
         tolerance=_tolerance(section),
-        repeats=_repeats(section),
+        honest_repeats=frozenset(section.honest_repeats) if is_guarded(section) else None,
         proof=_proof(section),
         read_key=read_key,
         make_secret=make,
@@ -149,10 +148,6 @@ def is_guarded(section: SenderSection) -> bool:
     if section.signed.has("body"):
         return not is_covered
     return is_covered or section.signed.has("params")
-
-
-def _repeats(section: SenderSection) -> Repeats | None:
-    return Repeats(honest=frozenset(section.honest_repeats)) if is_guarded(section) else None
 
 
 def _proof(section: SenderSection) -> Callable[[Incoming], bytes] | None:

@@ -220,8 +220,7 @@ class SenderSection(Section):
     honest_repeats: list[SomeText] = Field(
         default_factory=list,
         max_length=64,
-        description="Types whose bodies can honestly repeat under another event id, as globs:"
-        " they are accepted and flagged.",
+        description="Types whose bytes can honestly repeat, where the replay guard is on.",
     )
     replay_guard: StrictBool | None = Field(
         default=None,
