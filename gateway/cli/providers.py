@@ -76,7 +76,7 @@ def _row(provider: Provider, facts: Facts) -> dict[str, Any]:
         "id": facts.id,
         "type": facts.type,
         "tolerance": None if provider.tolerance is None else format_duration(provider.tolerance),
-        "replay_guard": provider.honest_repeats is not None,
+        "replay_guard": provider.repeats is not None,
         "signs_url": provider.signs_url,
         "batch": facts.batch,
         "handshake": list(facts.handshake),
@@ -111,7 +111,7 @@ def _lines(provider: Provider, facts: Facts) -> list[tuple[str, str]]:
         ("id", facts.id + (" (not signed)" if "id" in facts.unsigned else "")),
         ("type", facts.type + (" (not signed)" if "type" in facts.unsigned else "")),
     ]
-    if provider.honest_repeats is not None:
+    if provider.repeats is not None:
         lines.append(("replays", "the same bytes under another id are refused, or flagged"))
     if provider.signs_url:
         lines.append(("URL", "is signed: set GATEWAY_PUBLIC_URL to the one that the sender calls"))

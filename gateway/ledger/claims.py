@@ -55,7 +55,7 @@ class Claim(NamedTuple):
     order_keys: Mapping[str, str] = MappingProxyType({})
     """For handlers whose deliveries take turns: by which key they do."""
     spooled: bool = False
-    """Acknowledged before it was claimed: its bytes can be flagged, and no longer refused."""
+    """Acknowledged before it was claimed."""
     delay: timedelta | None = None
     """A job's, before which it may not run: by the clock of the ledger, as all that is due."""
     reconciled: bool = False
@@ -71,6 +71,10 @@ class Claim(NamedTuple):
     guard: bytes | None = None
     """The digest of what is signed, where that is not the body: the same under another id is a
     replay. None: that of the body."""
+    refuses: Callable[[str], bool] | None = None
+    """Whether these bytes are refused if an event of this type brought them first: today's rule of
+    the route. None: flagged, whatever the type, since the request was acknowledged before or a
+    person released it."""
     trace: str | None = None
     """Where it was received, as a `traceparent`; None where nothing is traced."""
 
@@ -400,6 +404,7 @@ def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
         is_comparable = is_alike and not (claim.reconciled or row["reconciled"])
         conflict = is_comparable and row["digest"] != claim.digest
         return Claimed(verdict=Verdict.DUPLICATE, conflict=conflict)
-    if row["first_replay"] == ReplayPolicy.REFUSE and not claim.spooled:
+    first_type = row["first_type"]
+    if first_type is not None and claim.refuses is not None and claim.refuses(first_type):
         return Claimed(verdict=Verdict.REPLAYED, first_event_id=row["first_event_id"])
     return None

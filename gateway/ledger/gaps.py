@@ -43,9 +43,17 @@ class Gap:
     handle: str
 
 
-async def find_unseen(connection: Executor, route: str, event_ids: Sequence[str]) -> set[str]:
-    """Those that the ledger has neither claimed nor refused as REPLAYED."""
-    rows = await connection.fetch(QUERIES["find_unseen"], route, list(event_ids))
+async def find_unseen(
+    connection: Executor, route: str, event_ids: Sequence[str], refused_types: Sequence[str]
+) -> set[str]:
+    """Return the ids that the ledger has neither claimed nor refused as REPLAYED.
+
+    A refusal counts as long as repeats of the type are refused (`refused_types`): under today's
+    rule another delivery of a flagged type would be accepted.
+    """
+    rows = await connection.fetch(
+        QUERIES["find_unseen"], route, list(event_ids), list(refused_types)
+    )
     return {row["event_id"] for row in rows}
 
 
@@ -63,9 +71,9 @@ async def adopt_gaps(connection: Executor, route: str, run_id: int) -> None:
     await connection.execute(QUERIES["adopt_gaps"], route, run_id)
 
 
-async def close_gaps(connection: Executor, run_id: int) -> int:
+async def close_gaps(connection: Executor, run_id: int, refused_types: Sequence[str]) -> int:
     """Closes what has arrived by now; returns how many that were asked for have not."""
-    left: int = await connection.fetchval(QUERIES["close_gaps"], run_id)
+    left: int = await connection.fetchval(QUERIES["close_gaps"], run_id, list(refused_types))
     return left
 
 
@@ -100,9 +108,13 @@ async def next_gaps(
     return [Gap(event_id=row["event_id"], handle=row["handle"]) for row in rows]
 
 
-async def ask_gap(connection: Executor, route: str, run_id: int, event_id: str) -> bool:
+async def ask_gap(
+    connection: Executor, route: str, run_id: int, event_id: str, refused_types: Sequence[str]
+) -> bool:
     """Notes that it is asked for now; False where it has arrived meanwhile."""
-    asks = await connection.fetchval(QUERIES["ask_gap"], route, event_id, run_id)
+    asks = await connection.fetchval(
+        QUERIES["ask_gap"], route, event_id, run_id, list(refused_types)
+    )
     return asks is not None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 
 from gateway.ledger.claims import Claim
 from gateway.ledger.sealed import Vault
@@ -42,6 +43,7 @@ def make_claim(
         handlers=handlers,
         order_keys=registry.order_keys(route.name, handlers, headers, body),
         guard=guard,
+        refuses=partial(route.refuses_repeat, envelope.type),
         reconciled=reconciled,
         verified_by=verified_by,
         unverified=unverified,

@@ -161,6 +161,11 @@ async def mark_released(
     await connection.execute(QUERIES["mark_released"], id, list(event_ids), route, actor, reason)
 
 
+async def mark_repeated(connection: Connection | Pooled, id: int, detail: str) -> None:
+    """Note that a rejected request has the bytes of an event that was claimed before."""
+    await connection.execute(QUERIES["mark_repeated"], id, detail)
+
+
 async def forget_rejected(connection: Executor, age: timedelta) -> int:
     """Those older than this."""
     return await forget_all(connection, "forget_rejected", age, BATCH)

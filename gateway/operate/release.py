@@ -10,13 +10,14 @@ from typing import Any, Final, Literal
 from gateway.errors import (
     KeyMissing,
     NotFound,
+    Replayed,
     RequestRejected,
     SealBroken,
     StorageUnavailable,
 )
 from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
 from gateway.ledger.connection import Connection, Pooled
-from gateway.ledger.rejected import NOWHERE, hold_rejected, mark_released
+from gateway.ledger.rejected import NOWHERE, hold_rejected, mark_released, mark_repeated
 from gateway.ledger.sealed import Vault, open_rejected
 from gateway.ledger.secret_uses import SecretUses
 from gateway.ledger.tallies import REQUESTS, Tallies
@@ -85,7 +86,7 @@ class Releaser:
                 return Released(
                     id=id, outcome="valid", route=route.name, event_ids=tuple(_ids(read))
                 )
-            return await self._take(session, id, route, read)
+            return await self._take(session, row, route, read)
 
     def _route(self, row: Mapping[str, Any]) -> Route:
         name = self.to_route or row["route"]
@@ -129,12 +130,20 @@ class Releaser:
             raise StillRefused(f"it is encrypted, and cannot be read: {error}") from None
 
     async def _take(
-        self, session: Connection | Pooled, id: int, route: Route, read: Read
+        self, session: Connection | Pooled, row: Mapping[str, Any], route: Route, read: Read
     ) -> Released:
+        id: int = row["id"]
         claims = [one for one in read if isinstance(one, Claim)] if isinstance(read, list) else []
+        if row["code"] == Replayed.code:  # a person has judged it: accepted, and flagged
+            claims = [claim._replace(refuses=None) for claim in claims]
         answers = [await self._claim(claim) for claim in claims]
-        if any(answer.verdict is Verdict.REPLAYED for answer in answers):
-            detail = "REPLAYED: its bytes were claimed before, under another id"
+        repeated = next((a for a in answers if a.verdict is Verdict.REPLAYED), None)
+        if repeated is not None:
+            detail = (
+                f"REPLAYED: event {repeated.first_event_id} brought its bytes first; if it is"
+                " another event nevertheless, release it once more, by its id or --code REPLAYED"
+            )
+            await mark_repeated(session, id, detail)
             return Released(id=id, outcome="refused", route=route.name, detail=detail)
         event_ids = tuple(_ids(read))
         await mark_released(

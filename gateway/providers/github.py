@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gateway.errors import BadPayload, BadSignature
 from gateway.model import Envelope, payload_bytes
+from gateway.providers.github_types import UNIQUE
 from gateway.providers.payload import (
     MAX_TEXT_CHARS,
     check_text,
@@ -15,7 +16,16 @@ from gateway.providers.payload import (
     require_text,
     text_at,
 )
-from gateway.providers.provider import Facts, Headers, Incoming, Key, Provider, Signed, Verified
+from gateway.providers.provider import (
+    Facts,
+    Headers,
+    Incoming,
+    Key,
+    Provider,
+    Repeats,
+    Signed,
+    Verified,
+)
 from gateway.providers.signature import hexdigest, match_hmac
 
 _SIGNATURE: Final = "x-hub-signature-256"
@@ -128,8 +138,7 @@ GITHUB: Final = Provider(
     # https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap
     max_body=25 * 1024**2,
     tolerance=None,
-    # Their payloads hold no id and no time of the event itself.
-    honest_repeats=frozenset({"ping", "workflow_dispatch", "repository_dispatch"}),
+    repeats=Repeats(unique=frozenset(UNIQUE), has_one_type=True),
     facts=Facts(
         title="GitHub",
         scheme="HMAC-SHA256 hex over {body}, header x-hub-signature-256",

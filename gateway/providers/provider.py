@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.model import Envelope, ReplayPolicy
@@ -66,6 +67,28 @@ class Verified(NamedTuple):
     """The index of the key under which it was."""
     signed_at_s: float | None = None
     """When, by the sender's clock, in unix seconds; None where no time is signed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """Which bodies a sender can honestly send again under another event id.
+
+    The route's policy applies to the types whose bodies cannot repeat, because they carry a time or
+    an id that changes with each event. Repeats of all other types are accepted and flagged.
+    """
+
+    unique: frozenset[str] | None = None
+    """The only types whose bodies cannot repeat; None: all types but `honest`."""
+    honest: frozenset[str] = frozenset()
+    """Types whose bodies can repeat, as globs over the type or its part before the first dot."""
+    has_one_type: bool = False
+    """Whether the sender never sends one body under two types: a second type proves a forgery."""
+
+    def can_repeat(self, type: str) -> bool:
+        if self.unique is not None:
+            return type not in self.unique
+        family = type.partition(".")[0]
+        return any(fnmatchcase(type, g) or fnmatchcase(family, g) for g in self.honest)
 
 
 class Greeting(NamedTuple):
@@ -168,11 +191,9 @@ class Provider:
     max_body: int
     tolerance: timedelta | None
     """The default for signed timestamps; None where the sender signs no time."""
-    honest_repeats: frozenset[str] | None = None
-    """Where no time is signed: event types whose bytes can honestly repeat.
-
-    None: no replay guard.
-    """
+    repeats: Repeats | None = None
+    """Which bodies can honestly come again under another event id, for senders that sign neither
+    id nor time. None: no replay guard."""
     proof: Callable[[Incoming], bytes] | None = None
     """What is signed of a verified event, where that is not its body: what must not come again
     under another id. None: the body."""
@@ -209,10 +230,17 @@ class Provider:
     facts: Facts | None = None
     """For `gateway providers`; none of a queue, which has no sender."""
 
-    def replay_policy(self, type: str, route_policy: ReplayPolicy) -> ReplayPolicy | None:
-        """What becomes of these bytes if they come back under a fresh delivery id."""
-        if self.honest_repeats is None:
+    def replay_policy(
+        self, first_type: str, route_policy: ReplayPolicy, *, type: str | None = None
+    ) -> ReplayPolicy | None:
+        """Return the policy for the bytes of an event of `first_type` under another event id.
+
+        Nothing of the new request can make it more lenient. `type` is what the new request says, in
+        an unsigned header: another type than the first one's is a forgery, if the sender has one
+        type per body.
+        """
+        if self.repeats is None:
             return None
-        if type.partition(".")[0] in self.honest_repeats:
-            return ReplayPolicy.FLAG
-        return route_policy
+        if type not in (None, first_type) and self.repeats.has_one_type:
+            return route_policy
+        return ReplayPolicy.FLAG if self.repeats.can_repeat(first_type) else route_policy

@@ -68,10 +68,12 @@ class Work:
 
     async def ask(self, gap: Gap) -> bool:
         """Before it is asked for; False where it has arrived meanwhile."""
-        return await ask_gap(self.connection, self.route.name, self.run_id, gap.event_id)
+        return await ask_gap(
+            self.connection, self.route.name, self.run_id, gap.event_id, self.route.refused_types
+        )
 
     async def close(self) -> int:
-        return await close_gaps(self.connection, self.run_id)
+        return await close_gaps(self.connection, self.run_id, self.route.refused_types)
 
     async def give_up(self, reasons: Mapping[str, str]) -> None:
         await give_up(self.connection, self.route.name, reasons)

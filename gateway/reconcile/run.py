@@ -101,7 +101,7 @@ class Run:
 
     async def _missing(self, page: Page) -> list[Listed]:
         ids = [event.missing.event_id for event in page.events]
-        unseen = await find_unseen(self.connection, self.route.name, ids)
+        unseen = await find_unseen(self.connection, self.route.name, ids, self.route.refused_types)
         return [event for event in page.events if event.missing.event_id in unseen]
 
     async def _note(self, missing: Sequence[Listed]) -> None:

@@ -108,7 +108,7 @@ def _check_livemode(livemode: bool, info: ValidationInfo) -> bool:
 
 def _check_replay(policy: ReplayPolicy, info: ValidationInfo) -> ReplayPolicy:
     provider = _provider(info)
-    if provider is not None and provider.honest_repeats is None:
+    if provider is not None and provider.repeats is None:
         expected = f"no replay policy: {provider.name} signs what tells a replay from an event"
         raise Unexpected(found=describe(policy.value), expected=expected)
     return policy

@@ -105,6 +105,19 @@ class Route:
             return False
         return self.wants_type(envelope.type)
 
+    def refuses_repeat(self, type: str, first_type: str) -> bool:
+        """Whether the bytes of an event of `first_type` are refused under another id and `type`."""
+        policy = self.provider.replay_policy(first_type, self.replay, type=type)
+        return policy is ReplayPolicy.REFUSE
+
+    @property
+    def refused_types(self) -> tuple[str, ...]:
+        """The types whose repeats are refused, of a provider that names them one by one."""
+        repeats = self.provider.repeats
+        if repeats is None or self.replay is ReplayPolicy.FLAG:
+            return ()
+        return tuple(repeats.unique or ())
+
     def wants_type(self, type: str) -> bool:
         """Whether events of this type are kept."""
         return self.types is None or any(fnmatchcase(type, glob) for glob in self.types)

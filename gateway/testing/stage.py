@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
@@ -117,6 +118,7 @@ class Stage:
                 replay=route.provider.replay_policy(event.type, route.replay),
                 handlers=handlers,
                 order_keys=order_keys,
+                refuses=partial(route.refuses_repeat, event.type),
             )
         )
         if claimed.verdict is Verdict.REPLAYED:

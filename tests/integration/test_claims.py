@@ -11,7 +11,7 @@ import pytest
 from gateway.embedded import Postgres
 from gateway.errors import StorageUnavailable
 from gateway.ledger import claims as claims_module
-from gateway.ledger.claims import FLUSHERS, Claimed, Claimer, Verdict
+from gateway.ledger.claims import FLUSHERS, Claim, Claimed, Claimer, Verdict
 from gateway.model import ReplayPolicy
 from tests.support.databases import run_sql
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
@@ -244,18 +244,20 @@ async def test_bytes_that_may_repeat_are_accepted_and_flagged(
     assert sum(row["replay_of"] is None for row in flagged) == 1
 
 
-async def test_the_policy_is_that_of_the_first_claim(database_url: str) -> None:
-    """The type is an unsigned header: calling a captured push a ping must not let it in."""
-    await claim_all(database_url, [make_claim("guid-1", body=b"push", replay=ReplayPolicy.REFUSE)])
-    [as_ping] = await claim_all(
-        database_url, [make_claim("guid-2", body=b"push", replay=ReplayPolicy.FLAG)]
-    )
-    assert as_ping.verdict is Verdict.REPLAYED
-    await claim_all(database_url, [make_claim("guid-3", body=b"ping", replay=ReplayPolicy.FLAG)])
-    [as_push] = await claim_all(
-        database_url, [make_claim("guid-4", body=b"ping", replay=ReplayPolicy.REFUSE)]
-    )
-    assert (as_push.verdict, as_push.first_event_id) == (Verdict.ACCEPTED, "guid-3")
+async def test_todays_rule_for_the_stored_type_decides(database_url: str) -> None:
+    """Neither the policy at the first claim, nor the new request's type, which is not signed."""
+
+    def of(event_id: str, type: str, body: bytes, *, then: ReplayPolicy) -> Claim:
+        claim = make_claim(event_id, type=type, body=body, replay=then)
+        return claim._replace(refuses=lambda first_type: first_type == "push")
+
+    refuse, flag = ReplayPolicy.REFUSE, ReplayPolicy.FLAG
+    await claim_all(database_url, [of("guid-1", "push", b"push", then=flag)])
+    [disguised] = await claim_all(database_url, [of("guid-2", "ping", b"push", then=flag)])
+    assert (disguised.verdict, disguised.first_event_id) == (Verdict.REPLAYED, "guid-1")
+    await claim_all(database_url, [of("guid-3", "membership", b"joined", then=refuse)])
+    [again] = await claim_all(database_url, [of("guid-4", "membership", b"joined", then=refuse)])
+    assert (again.verdict, again.first_event_id) == (Verdict.ACCEPTED, "guid-3")
 
 
 async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(

@@ -274,9 +274,9 @@ def reconciling() -> Iterator[Case]:
         for id in ids
     ]  # fmt: skip
     many = {
-        "find_unseen": ("github", [event_id(n) for n in range(3, 3 + 3 * BATCH, 3)]),
+        "find_unseen": ("github", [event_id(n) for n in range(3, 3 + 3 * BATCH, 3)], ["push"]),
         "note_gaps": ("github", run, json.dumps(noted), True),
-        "close_gaps": (run,),
+        "close_gaps": (run, ["push"]),
         "give_up_gaps": ("github", ids, ["gone"] * BATCH),
         "give_up_old_gaps": (run, 3, timedelta(minutes=5), NOW - 3 * DAY, NOW - 30 * DAY),
         "next_gaps": (run, timedelta(minutes=5), NOW, BATCH),
@@ -288,7 +288,7 @@ def reconciling() -> Iterator[Case]:
     for query, arguments in many.items():
         yield Case(query=query, arguments=arguments, rows=BATCH)
     yield Case(query="adopt_gaps", arguments=("github", 1), rows=(EVENTS - PENDING_FROM) // 4)
-    yield Case(query="ask_gap", arguments=("github", ids[0], run))
+    yield Case(query="ask_gap", arguments=("github", ids[0], run, ["push"]))
     yield Case(query="explain_gap", arguments=("github", ids[0], "no answer", True))
     yield Case(query="forget_gaps", arguments=(DAY, STEP), rows=STEP)
     yield Case(query="forget_refusals", arguments=(DAY, STEP), rows=STEP)
@@ -602,7 +602,8 @@ ASIDE: Final = {
     "list_alerts", "list_bloated", "list_exhausted", "list_messages",
     "list_orders", "list_pauses", "list_reconciliations", "list_rejected", "list_reloads",
     "list_secret_uses", "list_totals", "list_workers", "lock_rejected", "mark_order",
-    "mark_released", "measure_server", "next_rejected", "note_sent", "note_unsent", "put_message",
+    "mark_released", "mark_repeated", "measure_server", "next_rejected", "note_sent",
+    "note_unsent", "put_message",
     "read_clock", "read_durability", "read_limits", "read_privileges", "resume_order",
     "resume_reconciliation", "silence_alerts", "start_look", "start_prune",
     "start_reconciliation",

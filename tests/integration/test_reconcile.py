@@ -42,6 +42,7 @@ from tests.support.workers import count, make_config, make_route, subscribe
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
+REFUSE = ReplayPolicy.REFUSE
 NOW = datetime.now(UTC).replace(microsecond=0)
 ENVIRON = {"STRIPE_API_KEY": FakeStripe().key, "GITHUB_TOKEN": FakeGithub().token}
 
@@ -594,6 +595,28 @@ async def test_a_guid_that_was_refused_as_replayed_counts_as_seen(
         "listed": 2, "missing": 0, "recovered": 0, "outstanding": 0, "unrecoverable": 0,
     }  # fmt: skip
     await connection.close()
+
+
+async def test_a_refused_guid_is_asked_for_once_its_type_is_flagged(
+    github: FakeGithub, database_url: str, ledger: Reader
+) -> None:
+    """The rule for a type was corrected: what it refused before is not lost."""
+    github.sent = deliveries(2, before=NOW - 10 * MINUTE)
+    joined, pushed = (sent.guid for sent in github.sent)
+    first = [
+        make_claim(f"first {type}", route="github", type=type, body=type.encode(), replay=REFUSE)
+        for type in ("membership.added", "push")
+    ]
+    await claim_all(database_url, first)
+    connection = await connect(database_url, name="test")
+    noted = [Refusal("github", id, c.digest) for id, c in zip((joined, pushed), first, strict=True)]
+    await note_refusals(connection, noted)
+    await connection.close()
+    office = Office(database_url, github_route())
+    row = await office.reconcile("github", dry_run=True)
+    assert row["missing"] == 1, "that of the push has been seen"
+    await office.reconcile("github")
+    assert github.asked == [github.sent[0].id]
 
 
 async def test_of_one_captured_body_only_so_many_refusals_are_kept(

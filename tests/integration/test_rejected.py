@@ -417,7 +417,9 @@ async def test_what_the_sender_has_sent_again_is_a_duplicate(
     assert await ledger.statuses() == {"pending": 1}
 
 
-async def test_a_replay_stays_refused(office: Office, database_url: str) -> None:
+async def test_a_repeated_body_is_released_only_if_a_person_says_so(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
     body, headers = github_request("guid_1")
     _, again = github_request("guid_2")
     requests = [
@@ -426,7 +428,39 @@ async def test_a_replay_stays_refused(office: Office, database_url: str) -> None
     await keep(office, database_url, *requests)
     first, second = await release(office, all=True)
     assert (first["outcome"], second["outcome"]) == ("accepted", "refused")
-    assert "REPLAYED" in (second["detail"] or "")
+    assert "REPLAYED: event guid_1" in (second["detail"] or "")
+    assert await release(office, all=True) == [], "a repeat is not among all that match"
+    [dry] = await release(office, all=True, code="REPLAYED", dry_run=True)
+    assert (dry["outcome"], dry["event_ids"]) == ("valid", ["guid_2"])
+    [accepted] = await release(office, ids=[second["id"]], reason="they left the team again")
+    assert (accepted["outcome"], accepted["event_ids"]) == ("accepted", ["guid_2"])
+    row = await ledger.row(
+        "select replay_of from gateway.processed_events where event_id = 'guid_2'"
+    )
+    assert row["replay_of"] == "guid_1"
+    audit = await ledger.row("select action, reason from gateway.audit where event_id = 'guid_2'")
+    assert (audit["action"], audit["reason"]) == ("release", "they left the team again")
+
+
+async def test_all_repeats_of_a_route_are_released_by_their_code(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    body, headers = github_request("guid_1")
+    repeats = [github_request(f"guid_{n}")[1] for n in (2, 3)]
+    await keep(
+        office,
+        database_url,
+        turned_away(body, headers, route="github", path="/webhooks/github"),
+        *(
+            turned_away(body, h, route="github", path="/webhooks/github", code="REPLAYED")
+            for h in repeats
+        ),
+    )
+    [only] = await release(office, all=True)
+    assert only["event_ids"] == ["guid_1"]
+    released = await release(office, all=True, code="REPLAYED")
+    assert [one["outcome"] for one in released] == ["accepted", "accepted"]
+    assert await ledger.value("select count(*) from gateway.processed_events") == 3
 
 
 async def test_a_body_that_was_not_kept_cannot_be_released(

@@ -89,7 +89,7 @@ RUN_BY: Final = {
     | statements_of("reconciliations", "gaps")
     - {"note_refusals", "forget_reconciliations", "forget_refusals", "last_scheduled"}
     | statements_of("rekey", "past", "logins")
-    | {"find_rejected", "next_rejected", "hold_rejected", "mark_released"}
+    | {"find_rejected", "next_rejected", "hold_rejected", "mark_released", "mark_repeated"}
     | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}
     | {"note_test", "note_test_event", "note_reveal", "take_turn", "forget_causes"},
     READONLY: LOOKING,

@@ -858,8 +858,12 @@ class Wish(NamedTuple):
             route=self.route,
             handlers=handlers[: 1 + self.number % len(handlers)] if self.number else (),
             body=str(self.body).encode(),
+            type=self.policy,
             replay=self.policy if self.route == "github" else None,
-        )._replace(spooled=self.spooled)
+        )._replace(
+            spooled=self.spooled,
+            refuses=None if self.spooled else lambda first: first == ReplayPolicy.REFUSE,
+        )
 
 
 def pick(these: Sequence[T], n: int) -> list[T]:

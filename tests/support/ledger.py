@@ -40,6 +40,7 @@ def make_claim(
         headers={},
         body=body,
         replay=replay,
+        refuses=None if replay is None else lambda _: replay == ReplayPolicy.REFUSE,
         handlers=tuple(handlers),
         order_keys=order_keys or {},
     )

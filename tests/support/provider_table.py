@@ -1,13 +1,28 @@
-"""The table of docs/providers.md, from the data: `python -m tests.support.provider_table`."""
+"""The tables of docs/providers.md, from the data: `python -m tests.support.provider_table`."""
 
 from pathlib import Path
 
 from gateway.providers import PROVIDERS, Provider
+from gateway.providers.github_types import UNIQUE
 from gateway.providers.provider import Facts
 
 PAGE = Path(__file__).parents[2] / "docs" / "providers.md"
 HEADING = "## The catalogue\n"
 HEAD = "| provider | verified | integrity | id | retries | vector |\n|---|---|---|---|---|---|\n"
+
+
+GITHUB_HEADING = "### GitHub: the types whose repeats are refused\n"
+GITHUB_HEAD = "| field that two events cannot share | types |\n|---|---|\n"
+
+
+def make_github_table() -> str:
+    """One row per field because of which bodies cannot repeat."""
+    rows: dict[str, list[str]] = {}
+    for type, field in sorted(UNIQUE.items()):
+        rows.setdefault(field, []).append(f"`{type}`")
+    return GITHUB_HEAD + "".join(
+        f"| `{field}` | {', '.join(types)} |\n" for field, types in sorted(rows.items())
+    )
 
 
 def make_table() -> str:
@@ -34,6 +49,9 @@ def main() -> None:
     """Writes it."""
     text = PAGE.read_text(encoding="utf-8")
     before, heading, _ = text.partition(HEADING)
+    above, github_heading, below = before.partition(GITHUB_HEADING)
+    below = below.partition("\n## ")[2]
+    before = f"{above}{github_heading}\n{make_github_table()}\n## {below}"
     PAGE.write_text(f"{before}{heading}\n{make_table()}", encoding="utf-8")
 
 

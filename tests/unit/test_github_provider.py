@@ -12,6 +12,8 @@ from gateway.errors import BadPayload, BadSignature
 from gateway.model import FORM, Envelope, ReplayPolicy, payload_bytes
 from gateway.providers import Incoming
 from gateway.providers.github import GITHUB
+from gateway.providers.github_types import UNIQUE
+from tests.support.octokit import examples
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 # https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
@@ -272,11 +274,34 @@ def test_the_account_is_the_login_to_whom_the_event_belongs(
     assert read(payload).account == account
 
 
-def test_honest_repeats_are_flagged_and_others_follow_the_route() -> None:
-    for type in ("ping", "workflow_dispatch", "repository_dispatch.deploy"):
+def test_bodies_that_can_repeat_are_flagged_and_others_follow_the_route() -> None:
+    for type in ("ping", "repository_dispatch.deploy", "membership.added", "not_yet_known.x"):
         assert GITHUB.replay_policy(type, ReplayPolicy.REFUSE) is ReplayPolicy.FLAG
     assert GITHUB.replay_policy("push", ReplayPolicy.REFUSE) is ReplayPolicy.REFUSE
-    assert GITHUB.replay_policy("pingx.y", ReplayPolicy.FLAG) is ReplayPolicy.FLAG
+    assert GITHUB.replay_policy("push", ReplayPolicy.FLAG) is ReplayPolicy.FLAG
+
+
+def test_no_type_of_the_new_request_makes_the_policy_more_lenient() -> None:
+    refuse = ReplayPolicy.REFUSE
+    for type in ("push", "membership", "ping", "issues.opened"):
+        assert GITHUB.replay_policy("push", refuse, type=type) is refuse
+        if type != "membership":
+            assert GITHUB.replay_policy("membership", refuse, type=type) is refuse
+
+
+def test_the_field_for_which_a_body_cannot_repeat_is_in_every_example() -> None:
+    for example in examples():
+        if example.type in UNIQUE:
+            value: object = example.payload
+            for key in UNIQUE[example.type].split("."):
+                assert isinstance(value, dict), (example.type, key)
+                value = value.get(key)
+            assert isinstance(value, str | int), (example.type, UNIQUE[example.type])
+
+
+def test_every_event_of_the_table_is_one_that_github_documents() -> None:
+    known = {example.event for example in examples()} | {"secret_scanning_alert"}
+    assert {type.partition(".")[0] for type in UNIQUE} <= known
 
 
 def test_what_github_does_is_written_down() -> None:
@@ -284,7 +309,6 @@ def test_what_github_does_is_written_down() -> None:
     assert GITHUB.tolerance is None
     assert GITHUB.max_body == 26_214_400
     assert not GITHUB.retries
-    assert set(GITHUB.honest_repeats or ()) == {"ping", "workflow_dispatch", "repository_dispatch"}
 
 
 @pytest.mark.parametrize("text", ["plain", "äöü€ 😀", "%41%", "a+b c", "{}" * 50])

@@ -11,7 +11,7 @@ from gateway.providers import Incoming
 from gateway.providers.entries import read_entry
 from gateway.routes import Route, load_config
 from gateway.samples import make_sample
-from tests.support.provider_table import HEADING, PAGE, make_table
+from tests.support.provider_table import HEADING, PAGE, make_github_table, make_table
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -58,3 +58,7 @@ def test_the_entry_that_is_shown_there_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "slack.yaml"
     file.write_text(entry)
     assert read_entry(file).name == "slack"
+
+
+def test_the_page_lists_the_github_types_whose_repeats_are_refused() -> None:
+    assert make_github_table() in TEXT, "run `.venv/bin/python -m tests.support.provider_table`"

@@ -414,6 +414,10 @@ def test_the_replay_guard_is_on_where_the_id_is_not_signed() -> None:
     refuse = ReplayPolicy.REFUSE
     assert made(id="header.x-id").replay_policy("a", refuse) is refuse
     assert made(id="header.x-id", honest_repeats=["a"]).replay_policy("a", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["a"]).replay_policy("a.b", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["*"]).replay_policy("x/y", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["x:*"]).replay_policy("x:y", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["x:*"]).replay_policy("y:x", refuse) is refuse
     assert made(id="header.x-id", replay_guard=False).replay_policy("a", refuse) is None
     assert made(id="json.id").replay_policy("a", refuse) is None
     assert made(id="digest").replay_policy("a", refuse) is None

@@ -392,4 +392,4 @@ def test_what_stripe_does_is_written_down() -> None:
     assert STRIPE.tolerance == timedelta(minutes=5)
     assert STRIPE.max_body == 1_048_576
     assert STRIPE.retries
-    assert STRIPE.honest_repeats is None
+    assert STRIPE.repeats is None

@@ -60,7 +60,7 @@ group by route, event_id;
 -- Why a key was not claimed: it is there already, or another event brought the same bytes first.
 -- A commit whose wait for a synchronous standby was given up, or cut short by a restart, can be seen and
 -- may still get lost. To answer for it, something is written after it: that commit waits for both.
-select mine.digest, mine.reconciled, mine.sealed, first.event_id as first_event_id, first.replay as first_replay,
+select mine.digest, mine.reconciled, mine.sealed, first.event_id as first_event_id, first.type as first_type,
        written.lsn
 from (
     select case when current_setting('synchronous_standby_names') <> ''

@@ -1,11 +1,14 @@
 -- name: find_unseen
--- Which of these ids the ledger has neither claimed nor refused as REPLAYED (primary keys).
+-- Which of these ids the ledger has neither claimed nor refused as REPLAYED (primary keys). A refusal counts only if
+-- the type of the event that brought the bytes first is still one whose repeats are refused ($3).
 select i.event_id
 from unnest($2::text[]) as i (event_id)
 where not exists (
     select from gateway.processed_events e where e.route = $1 and e.event_id = i.event_id
 ) and not exists (
-    select from gateway.refusals f where f.route = $1 and f.event_id = i.event_id
+    select from gateway.refusals f
+    left join gateway.processed_events first on first.route = f.route and first.guard = f.digest
+    where f.route = $1 and f.event_id = i.event_id and coalesce(first.type = any ($3::text[]), true)
 );
 
 -- name: note_gaps
@@ -55,8 +58,11 @@ with open as materialized (
     delete from gateway.gaps g
     using open o
     where g.route = o.route and g.event_id = o.event_id
-      and exists (select from gateway.refusals f
-                  where f.route = o.route and f.event_id = o.event_id)
+      and exists (
+          select from gateway.refusals f
+          left join gateway.processed_events first on first.route = f.route and first.guard = f.digest
+          where f.route = o.route and f.event_id = o.event_id
+            and coalesce(first.type = any ($2::text[]), true))
     returning g.event_id
 )
 select count(*)
@@ -99,7 +105,10 @@ update gateway.gaps g
 set status = 'asked', asks = asks + 1, asked_at = now(), asked_run = $3
 where g.route = $1 and g.event_id = $2 and g.status in ('missing', 'asked')
   and not exists (select from gateway.processed_events e where e.route = $1 and e.event_id = $2)
-  and not exists (select from gateway.refusals f where f.route = $1 and f.event_id = $2)
+  and not exists (
+      select from gateway.refusals f
+      left join gateway.processed_events first on first.route = f.route and first.guard = f.digest
+      where f.route = $1 and f.event_id = $2 and coalesce(first.type = any ($4::text[]), true))
 returning asks;
 
 -- name: explain_gap

@@ -70,17 +70,18 @@ where id = $1;
 
 -- name: hold_rejected
 -- The same, held against whoever else wants to release it; no row where another holds it.
-select id, route, at, method, path, headers, body, body_bytes, key_id, released_at, released_as
+select id, route, at, code, method, path, headers, body, body_bytes, key_id, released_at, released_as
 from gateway.rejected
 where id = $1
 for update skip locked;
 
 -- name: next_rejected
--- What can be asked to be released, oldest first, behind a mark (primary key).
+-- What can be asked to be released, oldest first, behind a mark (primary key). Repeats of a body, which a person
+-- must judge, only by their code.
 select id
 from gateway.rejected
 where released_at is null and not shadow and id > $4
-  and coalesce(route = $1, true) and coalesce(code = $2, true)
+  and coalesce(route = $1, true) and coalesce(code = $2, code <> 'REPLAYED')
   and at >= coalesce($3, timestamptz '-infinity')
 order by id
 limit $5;
@@ -97,6 +98,12 @@ insert into gateway.audit (actor, action, route, event_id, reason)
 select $4, 'release', $3, e.id, $5
 from marked
 left join unnest($2::text[]) as e (id) on true;
+
+-- name: mark_repeated
+-- A release found that the bytes were claimed before: from now on the row is a repeat, to be judged as one.
+update gateway.rejected
+set code = 'REPLAYED', cause = 'replayed', detail = $2
+where id = $1;
 
 -- name: forget_rejected
 -- Refused requests of long ago (rejected_at).

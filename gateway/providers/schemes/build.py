@@ -15,6 +15,7 @@ from gateway.providers.provider import (
     Integrity,
     Key,
     Provider,
+    Repeats,
     Verify,
     make_secret,
 )
@@ -74,7 +75,7 @@ def make_provider(
         retries=section.retries,
         max_body=max_body,
         tolerance=_tolerance(section),
-        honest_repeats=frozenset(section.honest_repeats) if is_guarded(section) else None,
+        repeats=_repeats(section),
         proof=_proof(section),
         read_key=read_key,
         make_secret=make,
@@ -148,6 +149,10 @@ def is_guarded(section: SenderSection) -> bool:
     if section.signed.has("body"):
         return not is_covered
     return is_covered or section.signed.has("params")
+
+
+def _repeats(section: SenderSection) -> Repeats | None:
+    return Repeats(honest=frozenset(section.honest_repeats)) if is_guarded(section) else None
 
 
 def _proof(section: SenderSection) -> Callable[[Incoming], bytes] | None:

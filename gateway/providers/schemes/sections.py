@@ -220,7 +220,8 @@ class SenderSection(Section):
     honest_repeats: list[SomeText] = Field(
         default_factory=list,
         max_length=64,
-        description="Types whose bytes can honestly repeat, where the replay guard is on.",
+        description="Types whose bodies can honestly repeat under another event id, as globs:"
+        " they are accepted and flagged.",
     )
     replay_guard: StrictBool | None = Field(
         default=None,
