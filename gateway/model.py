@@ -253,3 +253,5 @@ class Lease:
     """Where the event was received, as a `traceparent`; None where nothing was traced."""
     payload_kept: bool = True
     """False: the event has no headers and no body, and is not what was received."""
+    order_key: str | None = None
+    """The delivery's ordering key, whose next delivery may run once this one has ended."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
+from uuid import uuid4
 
 import httpx
 import structlog
@@ -252,6 +253,7 @@ class Worker:
             command_timeout_s=COMMAND_TIMEOUT_S,
             synchronous_commit="off",
         )
+        worker_id = uuid4()
         intake = Intake(
             leases,
             subscriptions=self._subscriptions,
@@ -266,6 +268,7 @@ class Worker:
             intake=intake,
             slots=settings.concurrency,
             lease=settings.lease,
+            worker_id=worker_id,
         )
         sweeper = Sweeper(
             bench.ledger,
@@ -278,6 +281,7 @@ class Worker:
             metrics=self.metrics,
             every=settings.sweep,
             lease=settings.lease,
+            worker_id=worker_id,
             renew=runner.beat,
             on_due=runner.scan_now,
         )

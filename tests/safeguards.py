@@ -143,8 +143,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the fence: a settlement needs the token of its lease",
-        "function gateway.settle",
-        "    where d.id = delivery_id and d.lease_token = token  -- which only a running one has\n",
+        "function gateway.end_run",
+        "    where d.id = delivery_id and d.lease_token = token"
+        "  -- only a running delivery has a token\n",
         "    where d.id = delivery_id\n",
         "tests/integration/test_state_machine.py::"
         "test_a_worker_that_comes_back_from_the_dead_leaves_no_trace",
@@ -183,9 +184,34 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the heartbeat: a long handler keeps its lease",
         "gateway/run/runner.py",
-        "        held = await renew(self._leases, leases, self._lease)\n",
+        "        held = await renew(self._leases, leases, self._lease, self._worker_id)\n",
         "        held = {lease.token for lease in leases}\n",
         "tests/integration/test_run.py::test_a_long_handler_keeps_its_lease",
+    ),
+    Safeguard(
+        "a lease that a heartbeat keeps alive is not taken back",
+        "gateway/ledger/sql/leases.sql",
+        "      and lease_token not in"
+        " (select unnest(held) from gateway.workers where held_until >= now())\n",
+        "",
+        "tests/integration/test_run.py::test_a_long_handler_keeps_its_lease",
+    ),
+    Safeguard(
+        "the gateway's own transactions are at READ COMMITTED, whatever the default is",
+        "gateway/ledger/connection.py",
+        '        return {**self._settings, "default_transaction_isolation": self._isolation}\n',
+        "        return self._settings\n",
+        "tests/integration/test_isolation.py"
+        "::test_the_gateways_own_transactions_are_at_read_committed[direct-serializable]",
+    ),
+    Safeguard(
+        "the next delivery of an ordering key is advanced after the commit",
+        "gateway/run/execution.py",
+        "            turns.append(Turn(lease.event.route, lease.handler, lease.order_key))\n",
+        "            pass\n",
+        "tests/integration/test_isolation.py"
+        "::test_a_successor_that_arrives_during_a_strict_run_starts_without_the_sweep"
+        "[serializable]",
     ),
     Safeguard(
         "the server ends the open transaction of a stopped worker",

@@ -48,6 +48,10 @@ PREPARED_ONCE: Final = {
 Their plans do not depend on the arguments, nor on how small the tables were (a test reads them).
 With a large backlog a plan looks costly enough to be compiled, which took 20 ms for each lease."""
 
+OWN_ISOLATION: Final = "read committed"
+"""Of the gateway's own transactions, whatever the default of the database or the role is: their
+statements must see what others have committed since the transaction began."""
+
 FORGET: Final = "reset session authorization; discard temp;"
 """What asyncpg's own reset leaves: a role, and temporary tables that would shadow real ones."""
 
@@ -78,7 +82,10 @@ TROUBLE: Final = (*LOST, asyncpg.PostgresError)
 
 
 class Opener:
-    """Opens connections alike, and remembers what stands between here and the server."""
+    """Opens connections alike, and remembers what stands between here and the server.
+
+    With `isolation=None` transactions have the user's default: those of handlers.
+    """
 
     def __init__(
         self,
@@ -86,9 +93,11 @@ class Opener:
         *,
         name: str,
         command_timeout_s: float | None = COMMAND_TIMEOUT_S,
+        isolation: str | None = OWN_ISOLATION,
         **settings: str,
     ) -> None:
         self._url, self._is_pooled = read_mark(url)
+        self._isolation = isolation
         self._keeps_statements = False
         self._name = name
         self._command_timeout_s = command_timeout_s
@@ -109,7 +118,7 @@ class Opener:
         """The same, with the errors as they come."""
         if not self._is_pooled:
             try:
-                connection = await self._connect(Connection, STATEMENTS, self._settings)
+                connection = await self._connect(Connection, STATEMENTS, self._direct_settings)
             except asyncpg.ProtocolViolationError as error:
                 if UNSUPPORTED not in str(error):
                     raise
@@ -120,6 +129,12 @@ class Opener:
             self._is_pooled = True
         return await self._open_through_pooler()
 
+    @property
+    def _direct_settings(self) -> Mapping[str, str]:
+        if self._isolation is None:
+            return self._settings
+        return {**self._settings, "default_transaction_isolation": self._isolation}
+
     async def _open_through_pooler(self) -> Connection:
         """Looks each time whether statements are kept: the pooler may have been told otherwise."""
         while True:
@@ -127,7 +142,7 @@ class Opener:
             connection = await self._connect(ThroughPooler, statements, {})
             keeps = await self._try(connection, keeps_statements(connection))
             if keeps == self._keeps_statements:
-                connection.demand(self._settings)
+                connection.demand(self._settings, isolation=self._isolation)
                 return connection
             self._keeps_statements = keeps
             await close_quietly(connection)
@@ -159,10 +174,13 @@ async def connect(
     *,
     name: str,
     command_timeout_s: float | None = COMMAND_TIMEOUT_S,
+    isolation: str | None = OWN_ISOLATION,
     **settings: str,
 ) -> Connection:
     """One connection of our own, outside any pool."""
-    opener = Opener(url, name=name, command_timeout_s=command_timeout_s, **settings)
+    opener = Opener(
+        url, name=name, command_timeout_s=command_timeout_s, isolation=isolation, **settings
+    )
     return await opener.reach()
 
 

@@ -71,7 +71,7 @@ async def lease_hinted(
     handlers: Sequence[tuple[str, str]],
     lease: timedelta,
 ) -> list[Lease]:
-    """Leases deliveries that the queue named, as far as they are still due."""
+    """Lease deliveries that a wake-up named, as far as they are still due."""
     routes, names = _columns(handlers)
     rows = await ledger.fetch(QUERIES["lease_hinted"], delivery_ids, routes, names, lease)
     return [_lease(row) for row in rows]
@@ -80,7 +80,7 @@ async def lease_hinted(
 async def lease_due(
     ledger: Executor, limit: int, handlers: Sequence[tuple[str, str]], lease: timedelta
 ) -> list[Lease]:
-    """Leases what is due, oldest first."""
+    """Lease what is due, oldest first."""
     routes, names = _columns(handlers)
     rows = await ledger.fetch(QUERIES["lease_due"], routes, names, limit, lease)
     return [_lease(row) for row in rows]
@@ -98,7 +98,7 @@ async def find_due(
 async def lease_limited(
     ledger: Executor, room: int, handler: tuple[str, str], limit: Limit, lease: timedelta
 ) -> list[Lease]:
-    """Leases what is due of a handler, as far as its limit allows."""
+    """Lease what is due of a handler, as far as its limit allows."""
     leased = await ledger.fetch(
         QUERIES["lease_limited"], *handler, limit.concurrency, limit.period, room, lease
     )
@@ -119,10 +119,13 @@ async def keep_places(ledger: Executor, handler: tuple[str, str], count: int) ->
     await ledger.execute(QUERIES["keep_places"], *handler, count)
 
 
-async def renew(ledger: Executor, leases: Sequence[Lease], lease: timedelta) -> set[UUID]:
-    """Prolongs these leases; returns the tokens of those that are still held."""
+async def renew(
+    ledger: Executor, leases: Sequence[Lease], lease: timedelta, worker_id: UUID
+) -> set[UUID]:
+    """Send the worker's heartbeat, which keeps these leases alive; return the tokens of those that
+    were not lost before."""
     ids, tokens = [held.delivery_id for held in leases], [held.token for held in leases]
-    rows = await ledger.fetch(QUERIES["renew"], ids, tokens, lease)
+    rows = await ledger.fetch(QUERIES["renew"], ids, tokens, worker_id, lease)
     return {row["token"] for row in rows}
 
 
@@ -148,8 +151,9 @@ async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Stat
 
 
 async def settle_done(session: Session, lease: Lease, *, chain: bool) -> None:
-    """Settles the transaction's delivery as done and ends the transaction, in one round trip.
+    """Settle the transaction's delivery as done and commit, in one round trip.
 
+    The next delivery of its ordering key is not advanced: the caller does that after the commit.
     Raises LeaseLost, having committed nothing, if the token is old.
     """
     call = f"gateway.settle_done({lease.delivery_id:d}, '{lease.token}')"
@@ -238,6 +242,7 @@ def _lease(row: asyncpg.Record) -> Lease:
         sealed=None if row["key_id"] is None else row["body"],
         trace=row["trace"],
         payload_kept=row["body"] is not None,
+        order_key=row["order_key"],
     )
 
 

@@ -29,24 +29,38 @@ class ThroughPooler(Base):
     """
 
     _told = ""
+    _isolation = ""
 
-    def demand(self, settings: Mapping[str, str]) -> None:
-        """What every transaction is to be told from now on, beside what it is told already."""
+    def demand(self, settings: Mapping[str, str], *, isolation: str | None = None) -> None:
+        """Set these in every transaction from now on, beside what is set already."""
         values = [f"set_config({_quote(n)}, {_quote(v)}, true)" for n, v in settings.items()]
         told = [self._told, f"select {', '.join(values)}"] if values else [self._told]
         self._told = "; ".join(filter(None, told))
+        if isolation is not None:
+            self._isolation = f"set transaction isolation level {isolation}"
+
+    def _opening(self, begin: str = "") -> str:
+        """Return what comes first in a transaction. Its isolation level can be set only before the
+        first query, and `select set_config` is one; a `begin` that names a level keeps it."""
+        isolation = "" if "isolation" in begin.lower() else self._isolation
+        return "; ".join(filter(None, [begin, isolation, self._told]))
 
     @property
     def _is_to_be_told(self) -> bool:
         """Not what is in a transaction already, nor where there is nobody any more to tell."""
-        return bool(self._told) and not self.is_closed() and not self.is_in_transaction()
+        is_any = bool(self._told or self._isolation)
+        return is_any and not self.is_closed() and not self.is_in_transaction()
 
     async def execute(self, query: str, *args: Any, **options: Any) -> str:
         run = super().execute
         if args:
             return await self._alone(query, lambda: run(query, *args, **options))
         if self._is_to_be_told:
-            query = _insert(query, self._told)
+            begin, separator, rest = query.partition(";")
+            if begin.lower().startswith("begin"):
+                query = f"{self._opening(begin)}{separator}{rest}"
+            else:  # one transaction by itself
+                query = f"{self._opening()}; {query}"
         return await run(query, **options)
 
     async def executemany(self, command: str, *args: Any, **options: Any) -> None:
@@ -75,7 +89,7 @@ class ThroughPooler(Base):
             return await self._in_transaction(query, run)
 
     async def _in_transaction(self, query: str, run: Callable[[], Awaitable[T]]) -> T:
-        await super().execute(f"begin; {self._told}")
+        await super().execute(self._opening("begin"))
         try:
             answer = await run()
         except (asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -123,14 +137,6 @@ def read_mark(url: str) -> tuple[str, bool]:
     if len(others) == len(options):
         return url, False
     return urlunsplit(parts._replace(query=urlencode(others))), True
-
-
-def _insert(query: str, told: str) -> str:
-    """After the beginning of a transaction, or at the beginning of what is one by itself."""
-    begin, separator, rest = query.partition(";")
-    if begin.lower().startswith("begin"):
-        return f"{begin}; {told}{separator}{rest}"
-    return f"{told}; {query}"
 
 
 def _first_line(query: str) -> str:

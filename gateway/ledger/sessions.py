@@ -101,7 +101,9 @@ class Sessions:
     def __init__(self, url: str, *, name: str, most: int = MOST, **server_settings: str) -> None:
         self._room = asyncio.Semaphore(most)
         """For those that are taken. What is idle has room, too: no new one is opened beside it."""
-        self._opener = Opener(url, name=name, command_timeout_s=None, **server_settings)
+        self._opener = Opener(
+            url, name=name, command_timeout_s=None, isolation=None, **server_settings
+        )
         self._idle: deque[Session] = deque()
         self._taken: set[Session] = set()
         self._timer: asyncio.TimerHandle | None = None

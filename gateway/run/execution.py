@@ -25,7 +25,7 @@ from gateway.ledger.connection import CONTENDED, READ_ONLY, TROUBLE, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
 from gateway.ledger.sealed import open_event
 from gateway.ledger.tallies import REQUESTS
-from gateway.ledger.turns import advance
+from gateway.ledger.turns import Turn, advance
 from gateway.model import Lease, Outcome, Status
 from gateway.redaction.hiding import Hide
 from gateway.registry import Subscription
@@ -173,18 +173,22 @@ class Execution:
         return None
 
     async def _announce(self) -> None:
-        """Starts the jobs that were committed along with it. The sweep finds what this misses."""
-        outbox = outbox_of(self._context)
+        """Advance the ordering keys that the commit has freed or filled, and wake workers for its
+        jobs. After the commit, since the handler's snapshot may be too old to see who is next; the
+        sweep does it if this worker is killed before."""
+        outbox, lease = outbox_of(self._context), self.lease
         for queue in outbox.queues:
             self._bench.tallies.add(queue, REQUESTS, Verdict.ACCEPTED)
             self._bench.metrics.published.labels(queue).inc()
-        if not outbox.delivery_ids:
-            return
+        turns = list(outbox.turns)
+        if lease.order_key is not None:
+            turns.append(Turn(lease.event.route, lease.handler, lease.order_key))
         try:
-            await advance(self._bench.ledger, outbox.turns)
+            await advance(self._bench.ledger, turns)
         except TROUBLE as error:
             self._context.log.warning("turns_not_given", error=describe(error))
-        self._bench.on_published(outbox.delivery_ids)
+        if outbox.delivery_ids:
+            self._bench.on_published(outbox.delivery_ids)
 
     async def _call(self) -> BaseException | None:
         """Runs the handler to its end, its timeout or its cancellation; returns what it raised."""

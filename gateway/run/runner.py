@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Final
+from uuid import UUID
 
 import structlog
 
@@ -43,6 +44,7 @@ class Runner:
         intake: Intake,
         slots: int,
         lease: timedelta,
+        worker_id: UUID,
     ) -> None:
         self._subscriptions = {s.key: s for s in subscriptions}
         self._leases = leases
@@ -50,6 +52,7 @@ class Runner:
         self._intake = intake
         self._slots = slots
         self._lease = lease
+        self._worker_id = worker_id
         self._ready: deque[tuple[float, Lease]] = deque()
         """What was leased ahead, and when it was asked for."""
         self._ahead = 0
@@ -114,7 +117,7 @@ class Runner:
                 await self._sleep(wait_s)
 
     async def beat_forever(self) -> None:
-        """Renews the leases of what runs, one statement for all of them."""
+        """Send heartbeats: one statement keeps all leases of this worker alive."""
         while True:
             await asyncio.sleep(self._lease.total_seconds() / BEATS_PER_LEASE)
             try:
@@ -251,12 +254,12 @@ class Runner:
             log.error("run_failed", delivery_id=execution.lease.delivery_id, error=describe(error))
 
     async def beat(self) -> None:
-        """Renews the leases of what runs or waits here, and stops what is no longer ours."""
+        """Send a heartbeat, and stop the runs whose lease was lost."""
         self._hand_back_late()
         leases = [*(e.lease for e in self._running.values()), *(lease for _, lease in self._ready)]
         if not leases:
             return
-        held = await renew(self._leases, leases, self._lease)
+        held = await renew(self._leases, leases, self._lease, self._worker_id)
         lost = {lease.token for lease in leases} - held
         self._ready = deque(item for item in self._ready if item[1].token not in lost)
         for execution in self._running.values():

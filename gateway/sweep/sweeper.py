@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import structlog
 
@@ -59,6 +59,7 @@ class Sweeper:
         metrics: WorkerMetrics,
         every: timedelta,
         lease: timedelta,
+        worker_id: UUID,
         renew: Callable[[], Awaitable[None]],
         on_due: Callable[[], None],
     ) -> None:
@@ -76,7 +77,7 @@ class Sweeper:
         self._lease = lease
         self._renew = renew
         self._on_due = on_due
-        self._worker_id: UUID = uuid4()
+        self._worker_id = worker_id
         self._causes = Causes()
 
     async def sweep_forever(self) -> None:

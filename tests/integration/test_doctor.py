@@ -297,6 +297,23 @@ async def test_commits_that_wait_for_no_disk(settings: Settings, database_url: s
     assert "synchronous_commit is off" in found(await examine(place(settings)), "warning")
 
 
+@pytest.mark.parametrize(
+    ("setting", "level", "told"),
+    [
+        ("default_transaction_isolation = serializable", "ok", "handlers run at it"),
+        ("default_transaction_read_only = on", "problem", "nothing can be claimed"),
+        ("statement_timeout = '20s'", "warning", "statement_timeout is 20s for this role"),
+    ],
+)
+async def test_defaults_of_the_database_that_change_transactions(
+    setting: str, level: str, told: str, settings: Settings, database_url: str
+) -> None:
+    assert told not in found(await examine(place(settings)))
+    name = urlsplit(database_url).path[1:]
+    await run_sql(database_url, f'alter database "{name}" set {setting}')
+    assert told in found(await examine(place(settings)), level)
+
+
 async def test_a_transaction_that_somebody_left_open(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

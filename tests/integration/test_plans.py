@@ -160,6 +160,7 @@ BLOCKS_PER_ROW: Final = 40
 PENDING: Final = list(range(PENDING_FROM, PENDING_FROM + BATCH))
 RUNNING: Final = list(range(RUNNING_FROM, RUNNING_FROM + BATCH))
 TOKENS: Final = [UUID(int=n) for n in RUNNING]
+WORKER: Final = UUID(int=7)
 HANDLERS: Final = (["stripe", "github", "rare"], ["handlers.h1", "handlers.h2", "handlers.h0"])
 KEPT: Final = (["stripe", "github", "rare"], [35 * DAY] * 3, [14 * DAY] * 3)
 TURNS: Final = (
@@ -345,7 +346,7 @@ CASES: Final = [
     Case(query="finish_effect", arguments=(100, "receipt", TOKENS[0], "null", None, None)),
     Case(query="release_effect", arguments=(100, "receipt", TOKENS[0])),
     Case(query="publish", arguments=JOB, rows=2),
-    Case(query="renew", arguments=(RUNNING, TOKENS, DAY), rows=BATCH),
+    Case(query="renew", arguments=(RUNNING, TOKENS, WORKER, DAY), rows=BATCH),
     Case(
         query="settle",
         arguments=(
@@ -603,9 +604,9 @@ ASIDE: Final = {
     "list_orders", "list_pauses", "list_reconciliations", "list_rejected", "list_reloads",
     "list_secret_uses", "list_totals", "list_workers", "lock_rejected", "mark_order",
     "mark_released", "mark_repeated", "measure_server", "next_rejected", "note_sent",
-    "note_unsent", "put_message",
-    "read_clock", "read_durability", "read_limits", "read_privileges", "resume_order",
-    "resume_reconciliation", "silence_alerts", "start_look", "start_prune",
+    "note_unsent", "put_message", "read_clock", "read_defaults", "read_durability", "read_limits",
+    "read_privileges", "resume_order", "resume_reconciliation", "silence_alerts", "start_look",
+    "start_prune",
     "start_reconciliation",
     "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
     "trim_rejected",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -370,8 +371,8 @@ async def _nothing() -> None: ...
 def _sweeper(pool: Pool, pruner: Pruner, metrics: WorkerMetrics) -> Sweeper:
     return Sweeper(
         pool, pruner=pruner, retention={}, rejected=DAY, handlers=[], turns=StuckTurns(),
-        tallies=Tallies(), metrics=metrics, every=DAY, lease=DAY, renew=_nothing,
-        on_due=lambda: None,
+        tallies=Tallies(), metrics=metrics, every=DAY, lease=DAY, worker_id=uuid4(),
+        renew=_nothing, on_due=lambda: None,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import httpx
@@ -16,6 +17,12 @@ from gateway.model import Backoff, RetryPolicy
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, count, subscribe, working
+
+LEASES_EXPIRE = """
+with late as (update gateway.workers set held_until = now() - interval '1 s')
+update gateway.deliveries set leased_until = now() - interval '1 s' where status = 'running'
+"""
+"""As if no worker had sent a heartbeat for a while."""
 
 SECOND = timedelta(seconds=1)
 
@@ -536,13 +543,44 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
         await until(
             lambda: ledger.value("select pg_postmaster_start_time() < now() - interval '1 s'")
         )
-        await ledger.run("update gateway.deliveries set leased_until = now() - interval '1 s'")
+        await ledger.run(LEASES_EXPIRE)
         assert worker._sweeper is not None
         await worker._sweeper.sweep()
         assert await ledger.statuses() == {"running": 1}
         may_end.set()
         await until(lambda: _is_done(ledger))
     assert await ledger.outcomes() == ["done"]
+
+
+async def test_a_lease_whose_answer_was_lost_expires_while_its_worker_lives(
+    database_url: str, ledger: Reader
+) -> None:
+    """A connection broke after the commit of a lease: heartbeats keep only what the worker has."""
+    running, may_end = asyncio.Event(), asyncio.Event()
+    done = "select count(*) from gateway.deliveries where status = 'done'"
+
+    async def handler(event: Event, ctx: Context) -> None:
+        if event.id == "evt_1":
+            running.set()
+            await may_end.wait()
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), lease=SECOND):
+        await running.wait()
+        async with asyncio.timeout(60):
+            lost: list[dict[str, Any]] = []
+            while not lost:  # or the worker was faster
+                await claim_all(database_url, [make_claim(uuid4().hex)])
+                handlers = (["stripe"], ["handlers.count"])
+                lost = await ledger.rows(QUERIES["lease_due"], *handlers, 1, SECOND)
+        claimed = await ledger.value("select count(*) from gateway.deliveries")
+        await until(lambda: _equals(ledger, done, claimed - 1))
+        may_end.set()
+        await until(lambda: _equals(ledger, done, claimed))
+
+
+async def _equals(ledger: Reader, query: str, expected: int) -> bool:
+    return bool(await ledger.value(query) == expected)
 
 
 async def test_nothing_is_taken_back_while_postgres_has_only_just_come_back(
@@ -682,11 +720,8 @@ async def _take_back(ledger: Reader) -> None:
     """As another worker's sweep does once the lease has run out."""
     token = "select lease_token from gateway.deliveries"
     ours = await ledger.value(token)
-    run_out = (
-        "update gateway.deliveries set leased_until = now() - interval '1 s' where lease_token = $1"
-    )
-    while await ledger.value(token) == ours:  # its own worker may say that it lives, in between
-        await ledger.run(run_out, ours)
+    while await ledger.value(token) == ours:  # its own worker may send a heartbeat in between
+        await ledger.run(LEASES_EXPIRE)
         await ledger.rows(QUERIES["reap"], 1, 10, timedelta())
 
 

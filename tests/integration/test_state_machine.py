@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import Enum, auto
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -693,6 +693,7 @@ class Worker:
     def __init__(self, stage: Stage, handlers: Sequence[tuple[str, str]]) -> None:
         self.stage = stage
         self.handlers = handlers
+        self.id = uuid4()
         self.sessions = Sessions(stage.url, name="handlers")
 
     async def stop(self) -> None:
@@ -722,7 +723,7 @@ class Worker:
     async def renew(self) -> None:
         """The heartbeat says of each of its leases whether it is held still."""
         leases = [run.lease for run in self.stage.runs if run.worker is self and not run.is_busy]
-        held = await self.stage.clerk().act(lambda c: renew(c, leases, HOUR))
+        held = await self.stage.clerk().act(lambda c: renew(c, leases, HOUR, self.id))
         rows = await self.stage.ledger.rows("select lease_token from gateway.deliveries")
         assert held == {lease.token for lease in leases} & {row["lease_token"] for row in rows}
 

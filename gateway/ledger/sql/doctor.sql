@@ -3,6 +3,13 @@
 select current_setting('fsync') as fsync, current_setting('full_page_writes') as full_page_writes,
        current_setting('synchronous_commit') as synchronous_commit;
 
+-- name: read_defaults
+-- How transactions of this role begin in this database; null where the server does not know the setting yet.
+select current_setting('default_transaction_isolation') as isolation,
+       current_setting('default_transaction_read_only')::boolean as is_read_only,
+       current_setting('statement_timeout') as statement_timeout,
+       current_setting('transaction_timeout', true) as transaction_timeout;
+
 -- name: read_privileges
 -- What this role may not do with the ledger, and whether it could migrate it. Also where it may do nothing.
 -- One that is of the roles in deploy/roles.sql has what they have; all but one of them may not read everything.

@@ -17,9 +17,9 @@ with mine as materialized (  -- what is paused is not even locked
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
     where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs, d.order_key
 )
-select l.id, l.lease_token, l.handler, l.attempts, l.runs, e.event_id, e.type, e.route, e.provider, e.account,
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.order_key, e.event_id, e.type, e.route, e.provider, e.account,
        e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
 from leased l
 join gateway.processed_events e using (route, event_id)
@@ -55,10 +55,10 @@ with mine as materialized (  -- what is paused is not even locked
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
     where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs,
+    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs, d.order_key,
               d.due_at
 )
-select l.id, l.lease_token, l.handler, l.attempts, l.runs, e.event_id, e.type, e.route, e.provider, e.account,
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.order_key, e.event_id, e.type, e.route, e.provider, e.account,
        e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
 from leased l
 join gateway.processed_events e using (route, event_id)
@@ -88,7 +88,7 @@ cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6) as leased;
 
 -- name: read_leased
 -- Deliveries that were just leased, with their events (primary keys).
-select d.id, d.lease_token, d.handler, d.attempts, d.runs, e.event_id, e.type, e.route, e.provider, e.account,
+select d.id, d.lease_token, d.handler, d.attempts, d.runs, d.order_key, e.event_id, e.type, e.route, e.provider, e.account,
        e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
 from gateway.deliveries d
 cross join lateral (  -- as a plain join, it may be one with all events
@@ -118,22 +118,14 @@ select $1, $2, n from generate_series(1, $3) as n
 on conflict do nothing;
 
 -- name: renew
--- Keeps leases alive and says which are still held. A row that is being settled right now is locked:
--- it is held, and is not waited for, since waiting would let the others expire.
-with held as (
-    select d.id, h.token
-    from gateway.deliveries d
-    join unnest($1::bigint[], $2::uuid[]) as h (id, token) on d.id = h.id and d.lease_token = h.token
-), free as (
-    select d.id
-    from gateway.deliveries d
-    join held h on d.id = h.id and d.lease_token = h.token
-    for update of d skip locked
-), renewed as (
-    update gateway.deliveries set leased_until = now() + $3::interval
-    where id in (select id from free)
+-- A worker's heartbeat: keeps these leases alive, and returns the tokens of those that were not lost before. It
+-- updates the worker's row and no delivery, since a handler may be settling one at REPEATABLE READ (primary keys).
+with beat as (
+    update gateway.workers set held = $2::uuid[], held_until = now() + $4::interval where id = $3::uuid
 )
-select token from held;
+select h.token
+from gateway.deliveries d
+join unnest($1::bigint[], $2::uuid[]) as h (id, token) on d.id = h.id and d.lease_token = h.token;
 
 -- name: settle
 -- The end of a run, fenced by the lease's token. Raises GW001 where the lease was lost.
@@ -146,12 +138,13 @@ where delivery_id = $1 and outcome in ('deferred', 'released')
   and number <= (select runs - $2::integer from gateway.deliveries where id = $1);
 
 -- name: reap
--- Takes back leases that ran out: their worker is gone, or too slow to say that it lives.
--- Not while the server has only just come back: until then no worker could say anything.
+-- Takes back expired leases: their worker is gone, or its heartbeats are late.
+-- Not while the server has only just come back: until then no worker could send a heartbeat.
 with expired as (
     select id
     from gateway.deliveries
     where status = 'running' and leased_until < now()
+      and lease_token not in (select unnest(held) from gateway.workers where held_until >= now())
       and not pg_postmaster_start_time() between now() - $3::interval and now()
     order by leased_until
     limit $1

@@ -1,8 +1,9 @@
 -- name: alive
--- A worker says that it lives and which handlers it has, and forgets those that have not for a while.
--- Returns by how much the server's clock was set back since one of them said so last.
+-- Registers a worker with its handlers, or refreshes it, and removes workers that were not seen for a while and
+-- hold no lease. Returns by how much the server's clock was set back since a worker was last seen.
 with gone as (
-    delete from gateway.workers where seen_at < now() - $5::interval
+    delete from gateway.workers
+    where seen_at < now() - $5::interval and (held_until is null or held_until < now())
 ), latest as (
     select max(seen_at) as seen_at from gateway.workers
 )
@@ -15,7 +16,10 @@ returning greatest((select seen_at from latest) - now(), interval '0') as set_ba
 -- The server's clock was set back: what became due, got its turn, or was leased by the time before would
 -- wait until it comes again.
 with noticed as (
-    update gateway.workers set seen_at = now() where seen_at > now()
+    update gateway.workers
+    set seen_at = least(seen_at, now()),
+        held_until = least(held_until, now() + $2::interval)
+    where seen_at > now() or held_until > now() + $2::interval
 ), leased as (
     update gateway.deliveries set leased_until = now() + $2::interval
     where id = any (array (

@@ -46,7 +46,7 @@ async def _postgres(installation: Installation) -> tuple[list[Finding], list[Fin
         return [], []
     url = installation.settings.database_url.get_secret_value()
     try:
-        connection = await connect(url, name="gateway doctor")
+        connection = await connect(url, name="gateway doctor", isolation=None)  # the user's
     except StorageUnavailable as error:
         return [_away(str(error))], []
     try:

@@ -13,7 +13,7 @@ from gateway.ledger.budget import (
     read_room,
     worker_connections,
 )
-from gateway.ledger.connection import Connection
+from gateway.ledger.connection import OWN_ISOLATION, Connection
 from gateway.ledger.migrate import applied_version, check_version, read_migrations
 from gateway.ledger.queries import QUERIES
 from gateway.notation.quantities import format_roughly
@@ -43,6 +43,7 @@ async def check_postgres(installation: Installation, connection: Connection) -> 
     """Everything about the server; of the schema, what this role may see of it."""
     findings = [*_version(await _one(connection, "describe_server"))]
     findings += _durability(await _one(connection, "read_durability"))
+    findings += _defaults(await _one(connection, "read_defaults"))
     findings.append(_connections(installation.settings, await read_room(connection)))
     findings += _idle(await _one(connection, "find_idle_transactions", LONG))
     privileges = await _one(connection, "read_privileges")
@@ -109,6 +110,31 @@ def _durability(settings: dict[str, Any]) -> Iterator[Finding]:
         )
     if "off" not in settings.values():
         yield ok(POSTGRES, "commits wait for the disk")
+
+
+def _defaults(found: dict[str, Any]) -> Iterator[Finding]:
+    if found["is_read_only"]:
+        yield problem(
+            POSTGRES,
+            "default_transaction_read_only is on for this role or database: nothing can be claimed",
+            "alter role ... reset default_transaction_read_only, or the same for the database",
+        )
+    for name in ("statement_timeout", "transaction_timeout"):
+        if found[name] not in (None, "0"):
+            yield warning(
+                POSTGRES,
+                f"{name} is {found[name]} for this role or database: it also ends handlers and the"
+                " gateway's own work that take longer",
+                f"set it to 0 for the gateway's roles (alter role ... set {name} = 0), and limit"
+                " handlers by their own timeout",
+            )
+    if found["isolation"] != OWN_ISOLATION:
+        yield ok(
+            POSTGRES,
+            f"default_transaction_isolation is {found['isolation']}: handlers run at it, and a run"
+            " that fails to serialize comes again; the gateway's own transactions are at"
+            f" {OWN_ISOLATION}",
+        )
 
 
 def _is_of_up(installation: Installation) -> bool:
