@@ -881,6 +881,20 @@ SAFEGUARDS: Final = (
         "test_a_shed_request_of_a_sender_that_never_retries_leaves_its_head",
     ),
     Safeguard(
+        "unfinished heads are bounded over all connections",
+        "gateway/receive/protocol.py",
+        "        self._state.heads.hold(self, self._head_bytes)\n",
+        "",
+        "tests/integration/test_slow_senders.py::test_unfinished_heads_are_bounded_over_all_connections",
+    ),
+    Safeguard(
+        "trailers behind a large body are bounded",
+        "gateway/receive/protocol.py",
+        " or self._framing_run > FRAMING_BYTES:\n",
+        ":\n",
+        "tests/integration/test_slow_senders.py::test_trailers_are_bounded_also_after_a_large_body",
+    ),
+    Safeguard(
         "paths are compared as they were sent",
         "gateway/receive/app.py",
         "            door = self._doors.get(path)\n",

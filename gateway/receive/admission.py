@@ -117,6 +117,9 @@ class Crowd(Generic[Member]):
         self._sent_away = 0
         self._told_at = -TELL_EVERY_S
 
+    def __len__(self) -> int:
+        return len(self._sizes)
+
     def hold(self, member: Member, size: int = 0) -> None:
         """Counts it in, or anew what it has brought: that does not change its place."""
         self._bytes += size - self._sizes.get(member, 0)

@@ -134,6 +134,13 @@ class State(ServerState):
         shared = unreserved(max_requests, max_bytes, reserves=bool(reserved_paths))
         self._arriving: Final = _arriving(*shared)
         self._arriving_reserved: Final = _arriving(max_requests // 2, max_bytes // 2)
+        # Of 10,000 connections each may have sent 64 KiB of a head that does not end.
+        self.heads: Final[Crowd[BoundedHttpProtocol]] = Crowd(
+            "unfinished head",
+            max_members=max_connections,
+            max_bytes=max_bytes // 8,
+            send_away=BoundedHttpProtocol.hang_up,
+        )
         # Apart from slow bodies, so that clients that pipeline only displace each other.
         self.pipelining: Final[Crowd[BoundedHttpProtocol]] = Crowd(
             "pipelined request",
@@ -221,7 +228,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_message = False
         self._is_over = False
         self._arriving: Crowd[BoundedHttpProtocol] | None = None
-        self._body_bytes = self._framing_bytes = 0
+        self._body_bytes = self._framing_bytes = self._framing_run = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
@@ -238,6 +245,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.open.leave(self)
+        self._state.heads.leave(self)
         self._stop_arriving()
         self._stop_timer()
         self.resume_writing()
@@ -253,6 +261,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             cycle.scope["extensions"].clear()
             cycle.on_response = _do_nothing
+        if self.pipeline and self._running is not None:
+            self.cycle = self._running  # the request that is running refers to this connection
         self.pipeline.clear()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -281,7 +291,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_head = self._in_message = True
         self._head_bytes = 0
-        self._body_bytes = self._framing_bytes = 0
+        self._body_bytes = self._framing_bytes = self._framing_run = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -304,6 +314,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_head = False
         self._stop_timer()
+        self._state.heads.leave(self)
         self._state.open.move(self)
         if self._state.stopping:
             self.cycle.keep_alive = False
@@ -390,14 +401,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._arriving = self._state.arriving(self.scope["raw_path"])
             self._arriving.hold(self, self._body_bytes)
             if in_body and self.cycle is cycle:
-                self._bound_framing(len(data) - (self._body_bytes - body_bytes))
+                self._bound_framing(len(data), self._body_bytes - body_bytes)
         elif self._in_head or self._is_idle:
             self._bound_head(data)
 
-    def _bound_framing(self, size: int) -> None:
-        """Chunk sizes, their extensions and trailers, of which a sender could send no end."""
-        self._framing_bytes += size
-        if self._framing_bytes > FRAMING_BYTES + FRAMING_PER_BYTE * self._body_bytes:
+    def _bound_framing(self, size: int, body_size: int) -> None:
+        """Cut off a sender whose chunk sizes, chunk extensions or trailers do not end.
+
+        The parser keeps a trailer until its line ends, so the bytes since the last ones of the
+        body have a bound that does not grow with the body.
+        """
+        self._framing_bytes += size - body_size
+        self._framing_run = 0 if body_size else self._framing_run + size
+        allowed = FRAMING_BYTES + FRAMING_PER_BYTE * self._body_bytes
+        if self._framing_bytes > allowed or self._framing_run > FRAMING_BYTES:
             self._give_up()
             self.transport.close()
 
@@ -410,8 +427,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_tail = data[-3:]
         if self._head_bytes > HEAD_BYTES:
             self._refuse_head()
-        elif self._head_timer is None:
+            return
+        if self._head_timer is None:
             self._start_timer()
+        self._state.heads.hold(self, self._head_bytes)
 
     def _refuse_head(self, answer: bytes = TOO_LARGE) -> None:
         """Whoever came before on this connection gets its answer, and nothing else."""

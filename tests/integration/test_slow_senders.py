@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.receive import protocol
 from gateway.receive.listening import Server, listen
@@ -109,6 +111,20 @@ async def test_what_is_pipelined_behind_a_whole_body_is_answered() -> None:
         assert (await asyncio.wait_for(reader.readuntil(b"ok"), PATIENCE_S)).endswith(b"ok")
 
 
+def _state() -> State:
+    return State(max_connections=10, max_requests=10, max_bytes=1024 * 1024)
+
+
+def _connect(app: ASGIApp, state: State) -> tuple[BoundedHttpProtocol, Wire]:
+    """Return a connection without a socket."""
+    config = uvicorn.Config(app, http=BoundedHttpProtocol, lifespan="off", log_config=None)
+    config.load()
+    connection = BoundedHttpProtocol(config=config, server_state=state, app_state={})
+    wire = Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
 async def test_of_thousands_in_one_piece_one_request_waits() -> None:
     """And each of them is answered in the end."""
     waiting: list[int] = []
@@ -120,14 +136,84 @@ async def test_of_thousands_in_one_piece_one_request_waits() -> None:
         waiting.extend(len(connection.pipeline) for connection in state.connections)  # type: ignore[union-attr]
         take_reply(scope)(200, b"", b"ok", False)
 
-    config = uvicorn.Config(count, http=BoundedHttpProtocol, lifespan="off", log_config=None)
-    config.load()
-    state = State(max_connections=10, max_requests=10, max_bytes=1024 * 1024)
-    connection = BoundedHttpProtocol(config=config, server_state=state, app_state={})
-    wire = Wire()
-    connection.connection_made(wire)
+    state = _state()
+    connection, wire = _connect(count, state)
     connection.data_received(REQUEST * 5_000)
     await until(lambda: answered == 5_000)
     connection.connection_lost(None)
     assert max(waiting) == 1
     assert wire.written.count(b"HTTP/1.1 200") == 5_000
+
+
+async def test_waiting_requests_are_freed_when_their_connection_is_lost() -> None:
+    """At once: the garbage collector may not run for a long time."""
+    leave = asyncio.Event()
+    running = asyncio.Event()
+
+    async def wait(_: Scope, __: Receive, ___: Send) -> None:
+        running.set()
+        await leave.wait()
+
+    state = _state()
+    connection, _ = _connect(wait, state)
+    connection.data_received(REQUEST * 1_000)
+    await running.wait()
+    assert len(state.pipelining) == 1
+    [(cycle, _)] = connection.pipeline
+    waiting = weakref.ref(cycle)
+    del cycle, _
+    gc.disable()
+    try:
+        connection.connection_lost(None)
+        assert waiting() is None
+    finally:
+        gc.enable()
+    assert len(state.pipelining) == 0
+    assert (len(connection.pipeline), len(connection._received)) == (0, 0)
+    leave.set()
+    await until(lambda: not state.tasks)
+
+
+async def test_unfinished_heads_are_bounded_over_all_connections() -> None:
+    """Each one may have 64 KiB, and there may be thousands of connections."""
+    state = _state()
+    connections = [_connect(_say_ok, state) for _ in range(4)]
+    for connection, _ in connections:
+        connection.data_received(b"GET / HTTP/1.1\r\nx: " + b"y" * 50_000)
+    assert [wire.closed for _, wire in connections] == [True, True, False, False]
+    last, wire = connections[-1]
+    last.data_received(b"\r\n\r\n")
+    assert len(state.heads) == 1
+    await until(lambda: wire.written.endswith(b"ok"))
+    for connection, _ in connections:
+        connection.connection_lost(None)
+    assert len(state.heads) == 0
+
+
+async def test_trailers_are_bounded_also_after_a_large_body() -> None:
+    """The parser keeps a trailer in memory until its line ends."""
+    connection, wire = _connect(_never_answer, _state())
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection.data_received(head)
+    connection.data_received(b"%x\r\n" % 400_000 + b"x" * 400_000 + b"\r\n")
+    connection.data_received(b"0\r\ntrailer: ")
+    for _ in range(3):
+        assert not wire.closed
+        connection.data_received(b"x" * 4_000)
+    assert wire.closed
+    connection.connection_lost(None)
+
+
+async def test_chunks_of_one_byte_are_not_cut_off() -> None:
+    connection, wire = _connect(_never_answer, _state())
+    connection.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(5_000):
+        connection.data_received(b"1\r\n")
+        connection.data_received(b"x\r\n")
+    assert not wire.closed
+    connection.connection_lost(None)
+
+
+async def _never_answer(_: Scope, receive: Receive, __: Send) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
