@@ -119,7 +119,7 @@ def judge(run: Run) -> Result:
     return Result(Verdict.ERROR, run.problem or "no test was run", run.output)
 
 
-def run_tests(directory: Path, *arguments: str) -> Run:
+def run_tests(directory: Path, *arguments: str, limit_s: int = LONGEST_S) -> Run:
     """Run tests with the code of that directory in every process that they start."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environ = {**os.environ, "PYTHONPATH": str(directory)}
@@ -133,12 +133,12 @@ def run_tests(directory: Path, *arguments: str) -> Run:
                 env=environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=LONGEST_S,
+                timeout=limit_s,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
             output = (error.stdout or b"").decode(errors="replace")
-            return Run((), output, f"pytest did not end within {LONGEST_S} s")
+            return Run((), output, f"pytest did not end within {limit_s} s")
         output = ended.stdout.decode(errors="replace")
         if not report.exists():
             problem = f"pytest ended with exit status {ended.returncode} and without a report"
@@ -222,7 +222,8 @@ async def _compare_schemas(url: str, safeguards: Iterable[Safeguard]) -> dict[Sa
 def find_failing(tests: Iterable[str], jobs: int) -> dict[str, Result]:
     """Return the tests that do not pass on the code as it is."""
     names = sorted(set(tests))
-    run = run_tests(ROOT, "--numprocesses", str(jobs), "--dist", "loadfile", *names)
+    parallel = ("--numprocesses", str(jobs), "--dist", "loadfile")
+    run = run_tests(ROOT, *parallel, *names, limit_s=len(names) * LONGEST_S)
     if not run.cases:
         sys.exit(f"{run.output[-TAIL:]}\n{run.problem or 'no test was run'}")
     found: dict[str, Result] = {}
