@@ -263,7 +263,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a drop waits for nobody",
-        "function gateway.drop_partition",
+        "function gateway.detach_partition",
         "set lock_timeout = '200ms'\nas $$\ndeclare\n    found_name",
         "as $$\ndeclare\n    found_name",
         "tests/integration/test_partitions.py::test_a_drop_waits_for_nobody",

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.fuzzing import fuzz
 from tests.support.processes import Project, Serving, stripe_request
+from tests.support.waiting import PATIENCE_S
 
 TOKEN: Final = "admin-token-of-the-suite"
 BEARER: Final = {"authorization": f"Bearer {TOKEN}"}
@@ -204,7 +205,7 @@ async def test_while_postgres_is_away_it_says_so_and_the_process_lives(
         GATEWAY_DATABASE_URL="postgresql://nobody@127.0.0.1:9/none",
     ) as serving:
         await serving.ready()
-        async with httpx.AsyncClient(headers=BEARER, timeout=30) as client:
+        async with httpx.AsyncClient(headers=BEARER, timeout=PATIENCE_S) as client:
             answer = await client.get(f"{serving.url}/api/v1/events")
             ready = await client.get(f"{serving.url}/readyz")
         assert (answer.status_code, answer.json()["error"]) == (503, "UNAVAILABLE")

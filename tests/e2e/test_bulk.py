@@ -17,7 +17,7 @@ from tests.support.bulk import add_dead, add_events, blocked, clerk
 from tests.support.forked import Death
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 TOKEN: Final = "admin-token-of-the-suite"
 ROUTES: Final = """
@@ -327,7 +327,7 @@ def on_terminal(project: Project, command: tuple[str, ...], answer: bytes) -> tu
             if shown.endswith(b"[y/N]: "):
                 os.write(ours, answer)
     os.close(ours)
-    return process.wait(20), shown.decode()
+    return process.wait(PATIENCE_S), shown.decode()
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"y\n", "pending"), (b"n\n", "dead")])

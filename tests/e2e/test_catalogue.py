@@ -18,6 +18,7 @@ from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.provider import Signed
 from gateway.providers.schemes.keys import PublicKey
 from tests.support.processes import Project, Serving
+from tests.support.waiting import PATIENCE_S
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 PUBLIC_URL = "https://gateway.example.com"
@@ -100,7 +101,7 @@ def id_of(event: dict[str, Any], vector: dict[str, Any], signed: Signed) -> str:
 @pytest.fixture
 async def client(serving: Serving) -> AsyncIterator[httpx.AsyncClient]:
     """One for a test: there are hundreds of requests."""
-    async with httpx.AsyncClient(base_url=serving.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
         yield client
 
 

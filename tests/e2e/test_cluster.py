@@ -14,6 +14,7 @@ from tests.cluster.network import INSIDE, UNSHARE, can_make_namespaces
 from tests.cluster.report import render_markdown, replication
 from tests.e2e.test_torture import audit, evidence, record
 from tests.support.needs import lacks
+from tests.support.waiting import PATIENCE_S
 from tests.tools import find
 from tests.torture.flow import Flow
 from tests.torture.page import PAGE
@@ -116,7 +117,7 @@ def test_a_host_that_is_cut_off_is_silent_and_leaves_nothing_behind() -> None:
         env=os.environ | {INSIDE: "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)

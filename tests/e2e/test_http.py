@@ -26,7 +26,8 @@ from tests.support.processes import (
     github_request,
     stripe_request,
 )
-from tests.support.waiting import until
+from tests.support.sockets import read_by_server
+from tests.support.waiting import PATIENCE_S, until
 
 
 def new_id() -> str:
@@ -268,7 +269,7 @@ async def talk(serving: Serving, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
     writer.write(data)
     await writer.drain()
-    answer = await asyncio.wait_for(reader.read(), 30)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     return answer
 
@@ -320,8 +321,7 @@ async def status_of_pieces(serving: Serving, first: bytes, second: bytes) -> byt
     """Sends a request in two pieces that arrive apart."""
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
     writer.write(first)
-    await writer.drain()
-    await asyncio.sleep(0.2)  # together they would only be an easier case
+    await read_by_server(writer)  # together they would only be an easier case
     writer.write(second)
     answer = await reader.readline()
     writer.close()
@@ -335,7 +335,7 @@ async def test_keep_alive_and_pipelined_requests_are_all_answered(serving: Servi
     for _ in range(3):
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + b"\r\n")
         for _ in range(3):
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
             assert head.startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(18) == b'{"status":"alive"}'
     writer.close()
@@ -372,10 +372,10 @@ async def test_a_sender_that_asks_first_is_told_to_go_on(serving: Serving) -> No
     head, body = request.split(b"\r\n\r\n", 1)
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
     writer.write(head + b"\r\n\r\n")
-    go_on = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    go_on = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
     assert go_on == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(body)
-    assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 200 OK")
+    assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 200 OK")
     writer.close()
 
 
@@ -432,12 +432,11 @@ async def cut_off(serving: Serving, head: bytes, rest: bytes) -> bool:
     """Whether the server closes, without an answer, on what follows the head."""
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(serving.url).port)
     writer.write(head)
-    await writer.drain()
-    await asyncio.sleep(0.05)
+    await read_by_server(writer)
     try:
         writer.write(rest)
         await writer.drain()
-        return await asyncio.wait_for(reader.read(), 5) == b""
+        return await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     except ConnectionError:
         return True
     finally:

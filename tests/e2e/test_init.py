@@ -12,6 +12,7 @@ import gateway
 from gateway.embedded import Postgres
 from gateway.samples import Recorded, dump_recorded
 from tests.support.forked import Forked
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(gateway.__file__).parents[1]
 EVENT = "tests/events/comment.json"
@@ -33,7 +34,7 @@ def run(
         errors=logs[1],
     )
     try:
-        code = process.wait(60)
+        code = process.wait(PATIENCE_S)
     finally:
         process.kill()
     return subprocess.CompletedProcess(arguments, code, *(log.read_text() for log in logs))

@@ -28,7 +28,7 @@ from tests.support.processes import (
     Running,
     github_request,
 )
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 CONFINED: Final = """
 set -e
@@ -155,14 +155,14 @@ async def test_pods_start_answer_their_probes_do_their_work_and_end(
     disk.mkdir()
     nowhere = f"postgresql://nobody@127.0.0.1:{free_port()}/nothing"
     database = await asyncpg.connect(empty_database_url)
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         with (
             pods.start(Cluster("migrate"), "migrate") as migration,
             pods.start(cluster, "serve", disk=disk, GATEWAY_DATABASE_URL=nowhere) as lost,
         ):
             await _probed(client, lost)
             await _post_push(client, lost, "spooled")
-            assert migration.running.process.wait(60) == 0, migration.running.output
+            assert migration.running.process.wait(PATIENCE_S) == 0, migration.running.output
         assert list((disk / SPOOL_DIRECTORY).iterdir())
         with (
             pods.start(cluster, "serve", disk=disk) as serve,
@@ -179,7 +179,7 @@ async def test_pods_start_answer_their_probes_do_their_work_and_end(
             assert (await client.get(f"{serve.url}/healthz")).status_code == 200
             for pod in (serve, worker):  # a second signal ends the lingering
                 pod.running.process.send_signal(signal.SIGTERM)
-            assert [pod.running.process.wait(20) for pod in (serve, worker)] == [0, 0]
+            assert [pod.running.process.wait(PATIENCE_S) for pod in (serve, worker)] == [0, 0]
     await database.close()
 
 

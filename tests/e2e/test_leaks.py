@@ -41,7 +41,7 @@ from tests.support.leaks import (
 from tests.support.ports import free_port
 from tests.support.processes import Project, Serving
 from tests.support.receiver import answer, receiving
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 AWAY: Final = "http://127.0.0.1:1"
 ADDED: Final = {"AUTH_HEADER": "Bearer ", "WEBHOOK_URL": AWAY, "SLACK_URL": AWAY}
@@ -247,7 +247,7 @@ async def talk(serving: Serving) -> bytes:
     admin = {"authorization": f"Bearer {SECRETS['GATEWAY_ADMIN_TOKEN']}"}
     metrics = {"authorization": f"Bearer {SECRETS['GATEWAY_METRICS_TOKEN']}"}
     heard = []
-    async with httpx.AsyncClient(base_url=serving.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
         answers = [
             await client.post(path, content=body, headers=headers)
             for path, body, headers in all_requests()
@@ -442,7 +442,7 @@ async def test_an_unforeseen_error_is_told_without_a_secret(project: Project, fo
     death = Death("claim.verified", error="forced while verifying")
     with project.doomed_serve(death, **environ) as serving:
         await serving.ready()
-        async with httpx.AsyncClient(base_url=serving.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
             answers = [
                 await client.post(path, content=body, headers=headers)
                 for path, body, headers in all_requests()

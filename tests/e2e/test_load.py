@@ -23,7 +23,7 @@ from tests.support.ledger import Reader
 from tests.support.needs import lacks
 from tests.support.ports import free_port
 from tests.support.processes import Project, Serving, stripe_request
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 GOOD_CONNECTIONS = 2
 MOST_GROWTH = 1.0
@@ -47,7 +47,7 @@ async def test_at_three_times_the_rate_the_excess_is_refused_and_nothing_is_lost
 async def test_slow_clients_and_those_that_never_read_are_cut_off(serving: Serving) -> None:
     port = port_of(serving)
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(PATIENCE_S),
         good_senders(serving) as senders,
         silent(port, 3, QUESTIONS),
     ):

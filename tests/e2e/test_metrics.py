@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 from tests.support.processes import Project, Serving, github_request, stripe_request
 from tests.support.prometheus import SUFFIX, ask, metrics_in, promtool, queries, rules, scraping
 from tests.support.scraping import Scraped, scrape
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 MARK: Final = "chosen_by_a_stranger"
 HANDLERS: Final = '''
@@ -148,7 +148,7 @@ async def test_the_real_prometheus_reads_it_and_answers_every_panel_and_every_ru
     trio: Trio,
 ) -> None:
     with scraping(trio.project, *trio.urls) as (url, prometheus):
-        async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
 
             async def has_scraped_twice() -> bool:
                 assert prometheus.process.poll() is None, prometheus.output

@@ -12,7 +12,7 @@ import pytest
 from gateway.embedded import Postgres
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Serving, stripe_request
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 FEW_ATTEMPTS = """
 schema: [handlers/schema.sql]
@@ -26,6 +26,7 @@ routes:
 
 LINGERING = """
 import asyncio
+import pathlib
 
 from gateway import Context, Event, handler
 
@@ -33,7 +34,8 @@ from gateway import Context, Event, handler
 @handler("*")
 async def linger(event: Event, ctx: Context) -> None:
     await ctx.db.execute("insert into effects (event_id, handler) values ($1, 'linger')", event.id)
-    await asyncio.sleep(0.3)
+    while pathlib.Path("hold").exists():
+        await asyncio.sleep(0.02)
 """
 
 
@@ -53,7 +55,7 @@ async def breakable(engine_dir: Path, tmp_path: Path, redis_url: str) -> AsyncIt
 
 async def send_until(stop: asyncio.Event, serving: Serving, accepted: set[str]) -> None:
     """A sender that retries what is not acknowledged, as Stripe does."""
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         for n in count():
             if stop.is_set():
                 return
@@ -69,6 +71,19 @@ async def send_until(stop: asyncio.Event, serving: Serving, accepted: set[str]) 
             await asyncio.sleep(0.02)
 
 
+async def is_running(url: str) -> bool:
+    """Whether a handler is in the middle of its transaction."""
+    connection = await asyncpg.connect(url)
+    try:
+        found: bool = await connection.fetchval(
+            "select exists (select from pg_stat_activity where state = 'idle in transaction'"
+            " and query like 'insert into effects%')"
+        )
+    finally:
+        await connection.close()
+    return found
+
+
 async def test_ten_restarts_under_a_handler_with_one_attempt(breakable: Project) -> None:
     engine: Postgres = breakable.engine  # type: ignore[attr-defined]
     accepted: set[str] = set()
@@ -81,12 +96,15 @@ async def test_ten_restarts_under_a_handler_with_one_attempt(breakable: Project)
             mode = ("fast", "immediate", "kill")[n % 3]
             enough = len(accepted) + 10
             await until(lambda enough=enough: len(accepted) >= enough)
+            breakable.hold()
+            await until(lambda: is_running(engine.url))
             await asyncio.to_thread(engine.restart, mode)
+            breakable.let_go()
         stop.set()
         await sender
         connection = await asyncpg.connect(engine.url)
         ledger = Reader(connection)
-        await until(lambda: _settled(ledger), within_s=60)
+        await until(lambda: _settled(ledger))
         assert worker.process.poll() is None
         assert serving.running.process.poll() is None
     assert await ledger.statuses() == {"done": len(accepted)}

@@ -19,7 +19,7 @@ from tests.support.processes import (
     github_request,
     stripe_request,
 )
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 
 def statuses(answers: list[httpx.Response]) -> Counter[str]:
@@ -94,11 +94,13 @@ async def test_crossed_batches_of_two_serve_processes_all_end_in_200(
 async def test_a_worker_killed_in_the_middle_of_a_handler_leaves_one_effect(
     project: Project, ledger: Reader
 ) -> None:
+    project.hold()
     with project.serve() as serving, project.process("worker") as worker:
         await serving.ready()
         await serving.post(*stripe_request("evt_1", "slow.event"))
         await until(lambda: _running(ledger))
         worker.kill()
+        project.let_go()
         with project.process("worker"):
             await until(lambda: done(ledger, 2))
     found = await ledger.rows("select handler from public.effects order by handler")
@@ -199,13 +201,15 @@ async def test_flushall_loses_nothing(project: Project, ledger: Reader, redis_ur
 async def test_sigterm_hands_back_and_the_next_worker_finishes(
     project: Project, ledger: Reader
 ) -> None:
+    project.hold()
     with project.serve() as serving, project.process("worker", GATEWAY_GRACE="100ms") as worker:
         await serving.ready()
         await serving.post(*stripe_request("evt_1", "slow.event"))
         await until(lambda: _running(ledger))
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(20) == 0
+        assert worker.process.wait(PATIENCE_S) == 0
         assert (await ledger.statuses()).get("pending") == 1
+        project.let_go()
         with project.process("worker"):
             await until(lambda: done(ledger, 2))
     assert sorted(await ledger.outcomes()) == ["done", "done", "released"]
@@ -237,20 +241,22 @@ async def test_a_handler_that_ignores_everything_does_not_keep_a_worker_from_end
         await serving.post(*stripe_request("evt_1"))
         await until(lambda: ledger.value("select 1 from gateway.deliveries where status='running'"))
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(30) == 0
+        assert worker.process.wait(PATIENCE_S) == 0
         assert "tasks_left_behind" in worker.output
 
 
 async def test_a_stopped_worker_comes_back_from_the_dead_and_applies_nothing_twice(
     project: Project, ledger: Reader
 ) -> None:
+    project.hold()
     with project.serve() as serving, project.process("worker") as zombie:
         await serving.ready()
         await serving.post(*stripe_request("evt_1", "slow.event"))
         await until(lambda: _running(ledger))
         zombie.process.send_signal(signal.SIGSTOP)
+        project.let_go()
         with project.process("worker"):
-            await until(lambda: done(ledger, 2), within_s=60)
+            await until(lambda: done(ledger, 2))
             zombie.process.send_signal(signal.SIGCONT)
             await zombie.says("lease_lost")
     assert await ledger.effects() == 2
@@ -258,6 +264,7 @@ async def test_a_stopped_worker_comes_back_from_the_dead_and_applies_nothing_twi
 
 LOCKING = """
 import asyncio
+import pathlib
 
 from gateway import Context, Event, handler
 
@@ -265,7 +272,8 @@ from gateway import Context, Event, handler
 @handler("*", timeout="3s")
 async def lock(event: Event, ctx: Context) -> None:
     await ctx.upsert("orders", key={"id": "the same row"}, values={"status": event.id})
-    await asyncio.sleep(0.5)
+    while pathlib.Path("hold").exists():
+        await asyncio.sleep(0.02)
 """
 
 
@@ -277,13 +285,15 @@ async def test_a_stopped_workers_open_transaction_does_not_block_its_successor(
         "select 1 from pg_stat_activity where state = 'idle in transaction' "
         "and datname = current_database() and application_name = 'gateway worker handlers'"
     )
+    project.hold()
     with project.serve() as serving, project.process("worker") as zombie:
         await serving.ready()
         await serving.post(*stripe_request("evt_1"))
         await until(lambda: ledger.value(idle))
         zombie.process.send_signal(signal.SIGSTOP)
+        project.let_go()
         with project.process("worker"):
-            await until(lambda: done(ledger, 1), within_s=40)
+            await until(lambda: done(ledger, 1))
 
 
 async def test_the_plain_arq_command_runs_the_worker_too(project: Project, ledger: Reader) -> None:
@@ -295,7 +305,7 @@ async def test_the_plain_arq_command_runs_the_worker_too(project: Project, ledge
         await serving.post(*github_request("guid-1"), path="/webhooks/github")
         await until(lambda: done(ledger, 2))
         arq.process.terminate()
-        assert arq.process.wait(20) == 0
+        assert arq.process.wait(PATIENCE_S) == 0
     assert await ledger.effects() == 2
 
 

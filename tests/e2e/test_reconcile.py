@@ -22,7 +22,7 @@ from tests.support.provider_apis import (
     on_port,
     stripe_event,
 )
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 MISSED = 300
 HOUR = timedelta(hours=1)
@@ -108,7 +108,7 @@ async def test_an_hour_that_was_missed_is_recovered_once_while_live_deliveries_r
     async with world(project) as made:
         with project.serve() as serving, project.process("worker"):
             await serving.ready()
-            async with httpx.AsyncClient(timeout=30) as client:
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
 
                 async def deliver(sent: Sent) -> int:
                     body, headers = made.github.request(sent)

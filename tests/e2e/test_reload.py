@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ledger import Reader
 from tests.support.processes import HANDLERS, ROUTES, SCHEMA, Project, Running, stripe_request
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 HANDLERS_FILE = "handlers/effects.py"
 
@@ -36,7 +36,7 @@ class Reloading:
         """The id of an event that was accepted."""
         event_id = f"evt_{next(self._ids)}"
         body, headers = stripe_request(event_id, type)
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             answer = await client.post(self._url + path, content=body, headers=headers)
         assert answer.status_code == 200, answer.text
         return event_id

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from tests.support.processes import Project, Serving, stripe_request
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 ROUTES: Final = """
 routes:
@@ -65,7 +65,7 @@ class Senders:
         return answer.status_code
 
     async def send_forever(self, path: str, names: Callable[[], str]) -> None:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             while True:
                 name = names()
                 try:
@@ -243,7 +243,7 @@ async def test_one_during_the_start_or_the_stop_ends_nothing(project: Project) -
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)
             await asyncio.sleep(0.005)
-        assert process.wait(20) == 0, serving.running.output
+        assert process.wait(PATIENCE_S) == 0, serving.running.output
 
 
 def hears_hangups(pid: int) -> bool:
@@ -259,4 +259,4 @@ async def test_a_worker_goes_on_and_says_that_it_reloads_nothing(project: Projec
         worker.process.send_signal(signal.SIGHUP)
         await worker.says("not_reloaded")
         worker.process.terminate()
-        assert worker.process.wait(20) == 0
+        assert worker.process.wait(PATIENCE_S) == 0

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support.processes import Project, Serving, github_request, stripe_request
+from tests.support.waiting import PATIENCE_S
 
 ADMIN_TOKEN = "admin-token-of-the-suite"
 QUEUE_TOKEN = "queue-token-of-the-suite"
@@ -65,7 +66,7 @@ class Sender:
         self, method: str, path: str, body: bytes, headers: Mapping[str, str] | None
     ) -> httpx.Response:
         transport = httpx.AsyncHTTPTransport(verify=False, local_address=self._address)
-        async with httpx.AsyncClient(transport=transport, timeout=30) as client:
+        async with httpx.AsyncClient(transport=transport, timeout=PATIENCE_S) as client:
             return await client.request(
                 method, self._url + path, content=body, headers=dict(headers or {})
             )

@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 from tests.support.processes import Project, Serving, stripe_request
 from tests.support.proxy import haproxy
 from tests.support.rolling import Fleet, end, put_poolers_between, steady_load
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 
 async def test_every_process_is_replaced_under_load_and_nobody_notices(
@@ -59,7 +59,7 @@ async def _all_done(ledger: Reader, n: int) -> bool:
 async def test_while_it_lingers_it_answers_and_says_that_it_stops(project: Project) -> None:
     with project.serve(GATEWAY_LINGER="5m") as serving:
         await serving.ready()
-        async with httpx.AsyncClient(base_url=serving.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
             assert "connection" not in (await client.get("/healthz")).headers
             serving.running.process.send_signal(signal.SIGTERM)
             await serving.running.says("lingering")
@@ -84,7 +84,7 @@ async def test_when_its_time_is_up_it_closes_idle_connections_and_ends(project: 
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"alive")
         await end(serving.running)
-        assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 10)
+        assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
 
 

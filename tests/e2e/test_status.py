@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.ports import free_port
 from tests.support.processes import Project, stripe_request
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 TOKEN = "a token of the suite's own".replace(" ", "-")
 
@@ -130,7 +130,7 @@ def on_terminal(project: Project, *arguments: str) -> Iterator[tuple[subprocess.
         yield process, ours
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(PATIENCE_S)
         os.close(ours)
 
 

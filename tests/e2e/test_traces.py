@@ -12,7 +12,7 @@ from tests.support.keys import make_key
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Serving, stripe_request
 from tests.support.receiver import answer, receiving
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 TRACE_ID: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
 SENDERS_SPAN: Final = "00f067aa0ba902b7"
@@ -136,17 +136,23 @@ async def test_every_run_of_a_delivery_that_fails_is_of_the_trace_and_says_why(
             await serving.ready()
             await _post(serving, "fail.now", traceparent=TRACEPARENT)
             await until(lambda: len(_runs(collector)) >= 2)
+            await until(lambda: _asked(collector))
         first = _runs(collector)[0]
         assert first.failed
         assert first.attributes["gateway.outcome"] in {"retry", "deferred"}
         assert "503" in first.told
         assert {span.service for span in collector.spans} == {"billing"}
-        asked = [span for span in collector.spans if span.name == "POST 127.0.0.1"]
-        assert all(span.failed and span.attributes["error.type"] == "503" for span in asked)
+        assert all(
+            span.failed and span.attributes["error.type"] == "503" for span in _asked(collector)
+        )
 
 
 def _runs(collector: Collector) -> list[Spanned]:
     return [span for span in collector.spans if span.name == "run handlers.shop.fail"]
+
+
+def _asked(collector: Collector) -> list[Spanned]:
+    return [span for span in collector.spans if span.name == "POST 127.0.0.1"]
 
 
 UNREADABLE: Final = (
@@ -213,7 +219,7 @@ async def test_a_collector_that_is_away_holds_up_nothing(project: Project, ledge
             for process in (serving.running, worker):
                 process.process.send_signal(signal.SIGTERM)
             for process in (serving.running, worker):
-                process.process.wait(20)
+                process.process.wait(PATIENCE_S)
                 assert "Traceback" not in process.output
                 assert process.output.count("127.0.0.1:1") < 50
 
@@ -229,7 +235,7 @@ def test_without_its_packages_it_says_which_to_install(project: Project) -> None
             env={**project.environ, "GATEWAY_TRACES": "on", "PYTHONPATH": "gone"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert ran.returncode == 2, ran.stderr
@@ -262,7 +268,7 @@ def test_what_opentelemetry_cannot_read_is_told_and_no_secret_is_shown(
 def test_off_nothing_of_it_is_imported() -> None:
     look = "import sys, gateway.server, gateway.worker; print(*sys.modules, sep='\\n')"
     ran = subprocess.run(
-        [sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", look], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert "gateway.traces.opening" in ran.stdout
     assert "opentelemetry" not in ran.stdout

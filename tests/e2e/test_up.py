@@ -13,7 +13,7 @@ from gateway.development import read_up
 from gateway.embedded import Postgres, Redis
 from tests.support.ports import free_port
 from tests.support.processes import Project, Running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 DATA = ".gateway"
 
@@ -59,7 +59,7 @@ async def test_one_command_and_one_event_and_one_row(newcomer: Project) -> None:
         for secret in json.loads(secrets).values():
             assert secret not in up.output
         up.process.send_signal(signal.SIGTERM)
-        assert up.process.wait(30) == 0
+        assert up.process.wait(PATIENCE_S) == 0
     assert read_up(newcomer.directory / DATA) is None
     with newcomer.process("up") as up:
         await up.says("Ready.")
@@ -141,7 +141,7 @@ async def test_a_hangup_goes_to_serve_which_reads_its_secrets_anew(newcomer: Pro
         assert newcomer.run("send", "stripe", "invoice.paid").stdout.startswith("200")
         assert "process_ended" not in up.output
         up.process.send_signal(signal.SIGTERM)
-        assert up.process.wait(30) == 0
+        assert up.process.wait(PATIENCE_S) == 0
 
 
 async def test_an_engine_that_ends_is_started_again(newcomer: Project) -> None:

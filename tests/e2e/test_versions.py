@@ -13,7 +13,7 @@ from tests.support.needs import lacks
 from tests.support.ports import free_port
 from tests.support.processes import Project, Serving, stripe_request
 from tests.support.versions import NoHistory, find_older, unpack
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 NEWEST: Final = read_migrations()[-1]
 MAY_SHARE: Final = NEWEST.oldest_code < NEWEST.version
@@ -44,7 +44,7 @@ async def test_old_and_new_processes_share_a_ledger_or_the_old_ones_say_why_not(
 async def refuse(path: dict[str, str], project: Project, ledger: Reader) -> None:
     for command in ("migrate", "status"):
         with project.started([*GATEWAY, command], **path) as asking:
-            assert asking.process.wait(60) != 0
+            assert asking.process.wait(PATIENCE_S) != 0
             await asking.says("upgrade the gateway")
     with (
         project.started([*GATEWAY, "serve"], GATEWAY_PORT=str(free_port()), **path) as old_serve,
@@ -56,14 +56,14 @@ async def refuse(path: dict[str, str], project: Project, ledger: Reader) -> None
         answers = await new.post_all([stripe_request(f"evt_{n}") for n in range(20)])
         assert {answer.status_code for answer in answers} == {200}
         assert await ledger.statuses() == {"pending": 20}
-        assert old_serve.process.wait(60) != 0
+        assert old_serve.process.wait(PATIENCE_S) != 0
         await old_serve.says("upgrade the gateway")
 
 
 async def share(path: dict[str, str], project: Project, ledger: Reader) -> None:
     gateway = GATEWAY
     with project.started([*gateway, "migrate"], **path) as migrating:
-        assert migrating.process.wait(60) == 0, "nothing to do, and no complaint"
+        assert migrating.process.wait(PATIENCE_S) == 0, "nothing to do, and no complaint"
     port = str(free_port())
     with (
         project.started([*gateway, "serve"], GATEWAY_PORT=port, **path) as old_serve,
@@ -86,4 +86,4 @@ async def share(path: dict[str, str], project: Project, ledger: Reader) -> None:
     assert await ledger.effects() == 200
     assert set(await ledger.outcomes()) == {"done"}
     with project.started([*gateway, "status"], **path) as looking:
-        assert looking.process.wait(60) == 0
+        assert looking.process.wait(PATIENCE_S) == 0

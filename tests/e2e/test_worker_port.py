@@ -13,7 +13,7 @@ from tests.support.away import nobody_gets_in
 from tests.support.ledger import Reader
 from tests.support.ports import free_port
 from tests.support.processes import Project, Running, stripe_request
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 HANDLERS: Final = '''
 """Handlers that keep a worker busy, in the two ways there are."""
@@ -44,7 +44,7 @@ READY: Final = (200, '{"status":"ready"}')
 async def ask(port: int, path: str, method: str = "GET", token: str = "") -> tuple[int, str]:
     """What the port answers; 0 where nobody listens."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    async with httpx.AsyncClient(timeout=10) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         try:
             answer = await client.request(method, f"http://127.0.0.1:{port}{path}", headers=headers)
         except httpx.TransportError:
@@ -110,7 +110,7 @@ async def test_so_does_one_under_the_plain_arq_command(project: Project) -> None
         await told(port, "/readyz", READY)
         assert await ask(port, "/healthz") == ALIVE
         arq.process.terminate()
-        assert arq.process.wait(20) == 0
+        assert arq.process.wait(PATIENCE_S) == 0
 
 
 async def test_without_the_setting_a_worker_opens_no_port(project: Project) -> None:
@@ -167,7 +167,7 @@ async def test_a_worker_that_drains_says_so_until_it_ends(project: Project, ledg
         await told(port, "/readyz", not_ready("STOPPING"))
         assert await ask(port, "/healthz") == ALIVE
         project.write("enough", "")
-        assert worker.process.wait(20) == 0
+        assert worker.process.wait(PATIENCE_S) == 0
         assert await ask(port, "/healthz") == (0, "")
 
 

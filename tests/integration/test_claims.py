@@ -164,29 +164,29 @@ async def test_a_deadlock_reruns_the_batch(
 async def test_a_claim_nobody_waits_for_any_more_is_withdrawn(
     database_url: str, ledger: Reader
 ) -> None:
-    async with claiming(database_url) as claimer, asyncio.TaskGroup() as group:
-        lock = group.create_task(_hold_ledger(database_url, 0.8))
-        await asyncio.sleep(0.1)
-        held = []
-        for _ in range(FLUSHERS):  # one after the other, so that each has a flusher to itself
-            held.append(group.create_task(claimer.claim(make_claim())))
-            await asyncio.sleep(0.1)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await claimer.claim(make_claim("evt_withdrawn"))
-        await lock
+    async with claiming(database_url) as claimer:
+        async with _holding_ledger(database_url):
+            held = []
+            for n in range(FLUSHERS):  # one after the other, so that each has a flusher to itself
+                held.append(asyncio.create_task(claimer.claim(make_claim())))
+                await until(lambda n=n: ledger.is_blocked(n + 1))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await claimer.claim(make_claim("evt_withdrawn"))
         await asyncio.gather(*held)
+        await claimer.claim(make_claim())  # behind whatever the flushers had left to do
     found = await ledger.rows(
         "select 1 from gateway.processed_events where event_id = 'evt_withdrawn'"
     )
     assert found == []
 
 
-async def _hold_ledger(url: str, seconds: float) -> None:
+@asynccontextmanager
+async def _holding_ledger(url: str) -> AsyncIterator[None]:
     connection = await asyncpg.connect(url)
     async with connection.transaction():
         await connection.execute("lock table gateway.processed_events in exclusive mode")
-        await asyncio.sleep(seconds)
+        yield
     await connection.close()
 
 

@@ -27,6 +27,7 @@ from gateway.embedded.engine import Engine
 from gateway.errors import EngineFailed
 from tests.support import needs
 from tests.support.needs import lacks
+from tests.support.waiting import until
 
 ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not ROOT, reason="only root needs another account for the engines")
@@ -191,9 +192,12 @@ def read(engine: Engine) -> Any:
 async def busy_backend(engine: Postgres) -> AsyncIterator[int]:
     """A backend that looks at nothing but its endless loop, until it is killed."""
     connection = await asyncpg.connect(engine.url)
-    loop = asyncio.create_task(connection.execute("DO $$ BEGIN LOOP END LOOP; END $$"))
-    await asyncio.sleep(0.1)
     backend = connection.get_server_pid()
+    loop = asyncio.create_task(connection.execute("DO $$ BEGIN LOOP END LOOP; END $$"))
+    other = await asyncpg.connect(engine.url)
+    loops = "select state = 'active' from pg_stat_activity where pid = $1 and query like 'DO %'"
+    await until(lambda: other.fetchval(loops, backend))
+    await other.close()
     try:
         yield backend
     finally:

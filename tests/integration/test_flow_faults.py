@@ -203,7 +203,7 @@ async def test_what_waits_for_a_turn_runs_where_its_handler_has_an_order_no_more
     if on_dead is OnDead.PASS:
         await ledger.run("update gateway.handlers set on_dead = 'pass'")
     async with working(database_url, subscribe(handler)):
-        await until(lambda: _is_finished(ledger), within_s=5)
+        await until(lambda: _is_finished(ledger))
 
 
 async def test_turns_that_nobody_gave_are_found_a_few_at_each_look(

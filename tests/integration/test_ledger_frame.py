@@ -25,6 +25,7 @@ from gateway.ledger.deliveries import (
 from gateway.ledger.queries import QUERIES
 from gateway.model import MOVES, Event, Lease, Outcome, Status
 from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.waiting import until
 
 SECOND = timedelta(seconds=1)
 HANDLERS = [("stripe", "handlers.count")]
@@ -144,7 +145,7 @@ async def test_a_settle_that_waited_for_a_reap_finds_its_lease_gone(
     async with sweeper.transaction():
         assert len(await reap(sweeper, 1, timedelta())) == 1
         late = asyncio.create_task(settle(zombie, lease, DONE))
-        await asyncio.sleep(0.2)
+        await until(ledger.is_blocked)
         assert not late.done()
     with pytest.raises(LeaseLost):
         await late

@@ -16,7 +16,7 @@ from gateway.registry.registry import Subscription
 from gateway.run.limited import Limited
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
-from tests.support.workers import count, subscribe, working
+from tests.support.workers import count, looked_again, subscribe, working
 
 MINUTE = timedelta(minutes=1)
 
@@ -168,9 +168,9 @@ async def test_a_rate_is_kept_through_a_restart_of_the_workers(
     rate = Rate(count=4, period=MINUTE)
     await claim_all(database_url, [make_claim(f"evt_{n}") for n in range(9)])
     for _ in range(3):
-        async with working(database_url, subscribe(count, rate=rate)):
+        async with working(database_url, subscribe(count, rate=rate)) as worker:
             await until(lambda: done(ledger, 4))
-            await asyncio.sleep(0.3)
+            await looked_again(worker)
     assert await ledger.statuses() == {"done": 4, "pending": 5}
 
 
@@ -181,9 +181,10 @@ async def test_a_changed_rate_holds_from_the_next_start_of_a_worker(
     await claim_all(database_url, [make_claim(f"evt_{n}") for n in range(9)])
     async with working(database_url, subscribe(count, rate=Rate(count=4, period=MINUTE))):
         await until(lambda: done(ledger, 4))
-    async with working(database_url, subscribe(count, rate=Rate(count=to, period=MINUTE))):
+    rate = Rate(count=to, period=MINUTE)
+    async with working(database_url, subscribe(count, rate=rate)) as worker:
         await until(lambda: done(ledger, max(4, to)))
-        await asyncio.sleep(0.3)
+        await looked_again(worker)
     assert (await ledger.statuses())["done"] == max(4, to)
 
 

@@ -21,7 +21,7 @@ from gateway.ledger.migrate import (
 )
 from gateway.ledger.retention import Pruner
 from gateway.model import Retention
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 NAMES = [migration.name for migration in read_migrations()]
 WAITING = """
@@ -270,7 +270,7 @@ async def test_nothing_to_do_waits_for_nobody(empty_database_url: str) -> None:
     connection = await asyncpg.connect(empty_database_url)
     async with connection.transaction():
         await connection.execute("select from gateway.migrations")
-        assert await asyncio.wait_for(migrate_at(empty_database_url), 30) == ()
+        assert await asyncio.wait_for(migrate_at(empty_database_url), PATIENCE_S) == ()
     await connection.close()
 
 

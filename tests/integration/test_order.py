@@ -16,7 +16,7 @@ from gateway.registry.key_path import KeyPath
 from gateway.registry.registry import Subscription
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
 from tests.support.waiting import until
-from tests.support.workers import Function, subscribe, working
+from tests.support.workers import Function, looked_again, subscribe, swept, working
 
 HANDLER = "handlers.count"
 PATH = KeyPath.parse("key")
@@ -115,10 +115,11 @@ async def test_a_dead_one_blocks_its_key_until_someone_decides(
     await claim_in_order(
         database_url, [keyed("evt_1", "a"), keyed("evt_2", "a"), keyed("evt_3", "b")]
     )
-    async with working(database_url, ordered(handler, on_dead=OnDead.BLOCK)):
+    async with working(database_url, ordered(handler, on_dead=OnDead.BLOCK)) as worker:
         await until(lambda: len(ran) == 2)
         await until(lambda: _dead_and_done(ledger))
-        await asyncio.sleep(0.5)  # two sweeps: they must not let it pass either
+        await swept(ledger)  # which must not let it pass either
+        await looked_again(worker)
         assert sorted(ran) == ["evt_1", "evt_3"]
         is_fixed = True
         delivery_id = await ledger.value("select id from gateway.deliveries where status = 'dead'")
@@ -191,10 +192,11 @@ async def test_a_replay_of_a_held_one_does_not_jump_the_queue(
 
     await claim_in_order(database_url, [keyed(f"evt_{n}", "a") for n in range(3)])
     ids = [row["id"] for row in await ledger.rows("select id from gateway.deliveries order by id")]
-    async with working(database_url, ordered(handler)):
+    async with working(database_url, ordered(handler)) as worker:
         await until(lambda: ran)
         await ledger.replay(ids[2])
-        await asyncio.sleep(0.3)
+        await swept(ledger)
+        await looked_again(worker)
         go.set()
         await until(lambda: all_are(ledger, "done"))
     assert ran == ["evt_0", "evt_1", "evt_2"]
@@ -213,10 +215,11 @@ async def test_a_replay_of_a_done_one_waits_for_the_one_that_runs(
 
     await claim_in_order(database_url, [keyed(f"evt_{n}", "a") for n in range(3)])
     first = await ledger.value("select min(id) from gateway.deliveries")
-    async with working(database_url, ordered(handler)):
+    async with working(database_url, ordered(handler)) as worker:
         await until(lambda: len(ran) == 2)
         await ledger.replay(first)
-        await asyncio.sleep(0.3)
+        await swept(ledger)
+        await looked_again(worker)
         assert ran == ["evt_0", "evt_1"]
         go.set()
         await until(lambda: all_are(ledger, "done"))

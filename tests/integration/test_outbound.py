@@ -15,7 +15,7 @@ from gateway.outbound.addresses import Address
 from gateway.outbound.client import LARGEST_ANSWER_BYTES, Client
 from gateway.outbound.network import CheckedNetwork, Resolve
 from tests.support.receiver import OK, Received, answer, receiving
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 LOOPBACK = ip_address("127.0.0.1")
 METADATA = ip_address("169.254.169.254")
@@ -52,7 +52,7 @@ def client(resolve: Resolve | None = None, watched: Watched | None = None) -> Cl
 
 
 async def push(url: str, **kwargs: Any) -> int:
-    async with client(**kwargs) as pushing, asyncio.timeout(20):
+    async with client(**kwargs) as pushing, asyncio.timeout(PATIENCE_S):
         return (await pushing.post(url, {"content-type": "text/plain"}, b"body")).status
 
 
@@ -172,7 +172,7 @@ async def test_pushes_that_are_given_up_leave_no_connection_behind() -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         receiver.replies = [OK]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             answers = [await pushing.post(receiver.url, {}, b"") for _ in range(8)]
     assert {found.status for found in answers} == {204}
 

@@ -20,7 +20,7 @@ from gateway.ledger.retention import Pruner
 from gateway.model import Retention
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.partitions import let_pass
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 DAY: Final = timedelta(days=1)
 KEPT: Final = Retention(key=35 * DAY, payload=14 * DAY, dead=90 * DAY)
@@ -375,7 +375,7 @@ async def test_an_open_transaction_that_has_read_payloads_is_not_waited_for(
     reader = await asyncpg.connect(database_url)
     async with reader.transaction():
         await reader.execute("select count(*) from gateway.payloads")
-        tended = await asyncio.wait_for(tend(connection, ROUTES), 30)
+        tended = await asyncio.wait_for(tend(connection, ROUTES), PATIENCE_S)
         assert tended.waiting > 0
     await reader.close()
 
@@ -391,9 +391,12 @@ async def test_a_drop_waits_for_nobody(
         rows = await ledger.rows(QUERIES["list_due_partitions"])
         [row, *_] = [row for row in rows if row["parent"] == "payloads"]
         with pytest.raises(asyncpg.LockNotAvailableError):
-            await connection.execute(
-                QUERIES["detach_partition"], "payloads", row["day"], timeout=30
-            )
+            await connection.execute(QUERIES["detach_partition"], "payloads", row["day"])
+    assert await connection.fetchval(QUERIES["detach_partition"], "payloads", row["day"])
+    async with reader.transaction():
+        await reader.execute(f"select count(*) from gateway.payloads_{row['day']:%Y%m%d}")  # noqa: S608 (our own)
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await connection.execute(QUERIES["drop_partition"], "payloads", row["day"])
     await reader.close()
 
 

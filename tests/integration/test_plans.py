@@ -22,7 +22,7 @@ from gateway.ledger.filter import Filter
 from gateway.ledger.queries import QUERIES
 from tests.support.databases import TEMPLATE, drop, on_database, run_sql
 from tests.support.processes import Project
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 GENERIC: Final = "force_generic_plan"
 CUSTOM: Final = "force_custom_plan"
@@ -700,7 +700,7 @@ async def test_no_page_reads_a_table_that_grows_from_end_to_end(
     before = await _scans(full_url)
     with project.serve(GATEWAY_READ_TOKEN=TOKEN) as serving:
         await serving.ready()
-        async with httpx.AsyncClient(base_url=serving.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
             own = {"origin": serving.url}
             await client.post("/console/login", data={"token": TOKEN}, headers=own)
             for path, queries in ASKED.items():

@@ -37,6 +37,7 @@ from tests.support.provider_apis import (
     deliveries,
     stripe_event,
 )
+from tests.support.waiting import PATIENCE_S
 from tests.support.workers import count, make_config, make_route, subscribe
 
 DAY = timedelta(days=1)
@@ -337,7 +338,7 @@ async def test_a_listing_that_stands_still_is_not_followed_for_ever(
         ("github", GITHUB_API, github),
     ):
         play(url, answer)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             row = await office.reconcile(route)
         assert row["status"] == "failed"
         assert "listing does not go on" in row["error"]

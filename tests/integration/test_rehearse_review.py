@@ -29,7 +29,7 @@ from gateway.testing.rehearse.tables import Table
 from gateway.testing.rehearse.trace import Step
 from gateway.testing.throwaway import FORGOTTEN_S, PREFIX, Throwaway
 from tests.support.databases import on_database, run_sql
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 ROUTES: Final = """
 schema: [reviewed/schema.sql]
@@ -405,7 +405,7 @@ async def wait(event, ctx):
     try:
         asyncio.run(until((tmp_path / "waits").exists))
         process.send_signal(signum)
-        assert process.wait(20) == 128 + signum
+        assert process.wait(PATIENCE_S) == 128 + signum
     finally:
         process.kill()
         process.wait()

@@ -201,7 +201,7 @@ async def test_a_replay_that_comes_second_finds_its_event_gone(
         await transaction.start()
         await Pruner({"stripe": KEPT}).step(connection)
         late = asyncio.create_task(replay(replaying, delivery_id, actor="ann", reason=None))
-        await asyncio.sleep(0.2)
+        await until(ledger.is_blocked)
         assert not late.done()
         await transaction.commit()
     with pytest.raises(Exception, match="there is no delivery"):

@@ -1,13 +1,13 @@
 """Connections for handlers: nothing of one delivery is left for the next."""
 
-import asyncio
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import asyncpg
 import pytest
 
-from gateway.ledger.sessions import Session, Sessions
+from gateway.ledger.sessions import AHEAD_S, Session, Sessions
 from tests.support.ledger import Reader
 from tests.support.waiting import until
 
@@ -80,7 +80,8 @@ async def test_nobody_is_given_an_old_transaction(sessions: Sessions) -> None:
     session = await chained(sessions)
     assert await sessions.take() is session
     before = await session.connection.fetchval("select now()")
-    await asyncio.sleep(0.1)
+    begun = time.monotonic()
+    await until(lambda: time.monotonic() - begun > AHEAD_S)
     await session.begin(LIMIT)
     assert await session.connection.fetchval("select now()") > before
 
@@ -101,7 +102,7 @@ async def test_a_transaction_that_nobody_takes_is_ended(sessions: Sessions, ledg
             sessions.drop(taken)
         return taken is session
 
-    await until(is_given_out_again, within_s=5)
+    await until(is_given_out_again)
 
 
 async def test_a_handler_with_another_limit_gets_its_own(sessions: Sessions) -> None:

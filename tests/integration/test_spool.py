@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import stat
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -370,10 +370,12 @@ async def test_an_event_that_comes_while_files_are_removed_is_kept(
     await keep(directory, make_claim("evt_adopted"))
     is_refusing = True
     remove = SpoolFile.remove
+    removing, may_remove = threading.Event(), threading.Event()
     monkeypatch.setattr("gateway.spool.spool.AGAIN_S", 0.02)
 
     def slowly(file: SpoolFile) -> None:
-        time.sleep(0.2)
+        removing.set()
+        may_remove.wait()
         remove(file)
 
     monkeypatch.setattr(SpoolFile, "remove", slowly)
@@ -388,8 +390,12 @@ async def test_an_event_that_comes_while_files_are_removed_is_kept(
     async with spooling(directory, take) as spool:
         await spool.keep(make_claim("evt_own"))
         is_refusing = False
-        await until(lambda: claimed == {"evt_adopted", "evt_own"})
-        await spool.keep(make_claim("evt_late"))
+        await until(removing.is_set)
+        assert claimed == {"evt_adopted", "evt_own"}
+        late = asyncio.create_task(spool.keep(make_claim("evt_late")))
+        await until(lambda: spool._appending is not None)
+        may_remove.set()
+        await late
         await until(lambda: "evt_late" in claimed)
         await until(lambda: not spool.events)
 
@@ -443,17 +449,18 @@ def _with_checksum(record: bytes) -> bytes:
 
 
 async def test_damage_in_its_own_file_is_set_aside_too(tmp_path: Path) -> None:
-    directory, back, claimed = tmp_path / "spool", asyncio.Event(), list[str]()
+    directory, claimed = tmp_path / "spool", list[str]()
+    asked, back = asyncio.Event(), asyncio.Event()
 
     async def later(claim: Claim) -> Claimed:
+        asked.set()
         await back.wait()
         claimed.append(claim.envelope.id)
         return Claimed(verdict=Verdict.ACCEPTED)
 
     async with spooling(directory, later) as spool:
         await spool.keep(make_claim("evt_1"))
-        await until(lambda: spool.oldest_s > 0)
-        await asyncio.sleep(0.1)  # the first is on its way to the ledger
+        await asked.wait()  # the first is on its way to the ledger
         await spool.keep(make_claim("evt_2"))
         [path] = directory.iterdir()
         content = bytearray(path.read_bytes())

@@ -47,11 +47,13 @@ class Collector:
 
     @property
     def spans(self) -> list[Spanned]:
-        return [
-            span
+        """Each once: what was not answered in time is sent again."""
+        found = {
+            span.span_id: span
             for request in self._receiver.requests
             for span in _read(ExportTraceServiceRequest.FromString(request.body))
-        ]
+        }
+        return list(found.values())
 
     def of(self, trace_id: str) -> dict[str, Spanned]:
         """The spans of one trace, by their names."""

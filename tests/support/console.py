@@ -13,6 +13,7 @@ from playwright.sync_api import Page
 from tests.support.bulk import add_dead, add_events
 from tests.support.ledger import Reader
 from tests.support.processes import Serving, stripe_request
+from tests.support.waiting import PATIENCE_S
 
 ADMIN: Final = "admin-token-of-the-console-suite"
 READER: Final = "reader-token-of-the-console-suite"
@@ -68,7 +69,7 @@ def log_in(page: Page, url: str, token: str = ADMIN, *, name: str = "Ada") -> No
 @contextmanager
 def logged_in(url: str, token: str = ADMIN, *, name: str = "Ada") -> Iterator[httpx.Client]:
     """One who sends what a browser would, and does not follow."""
-    with httpx.Client(base_url=url, headers={"origin": url}, timeout=30) as client:
+    with httpx.Client(base_url=url, headers={"origin": url}, timeout=PATIENCE_S) as client:
         answer = client.post("/console/login", data={"token": token, "name": name})
         assert answer.status_code == 303, answer.text
         yield client

@@ -12,6 +12,7 @@ import yaml
 from gateway.notation.quantities import parse_size
 from gateway.settings import Settings, load_settings
 from tests.support.needs import program
+from tests.support.waiting import PATIENCE_S
 from tests.tools import find
 
 PROJECT: Final = Path(__file__).parents[2]
@@ -31,7 +32,9 @@ def renderer() -> list[str]:
 
 @cache
 def _rendered(directory: Path) -> list[Object]:
-    done = subprocess.run([*renderer(), str(directory)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*renderer(), str(directory)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 

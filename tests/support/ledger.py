@@ -101,6 +101,14 @@ class Reader:
         async with self._turn:
             await discard(self._connection, delivery_id, actor="test", reason=None)
 
+    async def is_blocked(self, sessions: int = 1) -> bool:
+        """Whether this many sessions of this database wait for a lock."""
+        waiting: int = await self.value(
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        return waiting >= sessions
+
     async def statuses(self) -> dict[str, int]:
         """How many deliveries are in which state."""
         found = await self.rows(

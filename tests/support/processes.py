@@ -18,7 +18,7 @@ import orjson
 from gateway.providers import PROVIDERS
 from tests.support.forked import Death, Forked
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 STRIPE_SECRET: Final = "whsec_stripe_of_the_suite"
 GITHUB_SECRET: Final = "github secret of the suite"
@@ -49,6 +49,7 @@ HANDLERS: Final = '''
 """Handlers without any idempotency of their own: a second application shows."""
 
 import asyncio
+import pathlib
 
 from gateway import Context, Event, handler
 
@@ -63,7 +64,9 @@ async def count(event: Event, ctx: Context) -> None:
 @handler("slow.*")
 async def slow(event: Event, ctx: Context) -> None:
     await ctx.db.execute("insert into effects (event_id, handler) values ($1, 'slow')", event.id)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.5)
+    while pathlib.Path("hold").exists():
+        await asyncio.sleep(0.02)
 '''
 
 
@@ -95,6 +98,14 @@ class Project:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(dedent(text), encoding="utf-8")
 
+    def hold(self) -> None:
+        """Let no `slow` handler end from now on."""
+        self.write("hold", "")
+
+    def let_go(self) -> None:
+        """Let the `slow` handlers end."""
+        (self.directory / "hold").unlink()
+
     def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
         output, errors = self._next_log(), self._next_log()
@@ -106,7 +117,7 @@ class Project:
             errors=errors,
         )
         try:
-            code = process.wait(60)
+            code = process.wait(PATIENCE_S)
         finally:
             process.kill()
         texts = [file.read_text(encoding="utf-8") for file in (output, errors)]
@@ -188,7 +199,7 @@ class Running:
     def kill(self) -> None:
         """kill -9, and waits until it is gone."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(PATIENCE_S)
 
     def end(self) -> None:
         """Ends it the polite way, then the other."""
@@ -197,7 +208,7 @@ class Running:
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
         try:
-            self.process.wait(20)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -239,7 +250,7 @@ class Serving:
         path: str = "/webhooks/stripe",
     ) -> httpx.Response:
         """One request on a connection of its own."""
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             return await client.post(self.url + path, content=body, headers=dict(headers))
 
     async def post_all(
@@ -247,7 +258,7 @@ class Serving:
     ) -> list[httpx.Response]:
         """Many requests at once."""
         limits = httpx.Limits(max_connections=100)
-        async with httpx.AsyncClient(timeout=30, limits=limits) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as client:
             return await asyncio.gather(
                 *(client.post(self.url + path, content=b, headers=dict(h)) for b, h in requests)
             )

@@ -14,6 +14,7 @@ import yaml
 from tests.support.needs import program
 from tests.support.ports import free_port
 from tests.support.processes import Project, Running
+from tests.support.waiting import PATIENCE_S
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 ALERTS: Final = DEPLOY / "prometheus" / "alerts.yaml"
@@ -63,7 +64,7 @@ def metrics_in(expression: str) -> set[str]:
 def promtool(*arguments: str, input: str = "") -> subprocess.CompletedProcess[str]:
     """Run promtool to its end."""
     command = [program("promtool"), *arguments]
-    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @contextmanager

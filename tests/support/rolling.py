@@ -17,7 +17,7 @@ import httpx
 from tests.support.pgbouncer import pgbouncer
 from tests.support.processes import Project, Running, Serving, stripe_request
 from tests.support.sentinel import Watched, watched
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 SENDERS: Final = 8
 PAUSE_S: Final = 0.05
@@ -58,7 +58,7 @@ async def steady_load(url: str, senders: int = SENDERS) -> AsyncIterator[Answers
                     answers.others.append(f"{answer.status_code} {answer.text}")
             await asyncio.sleep(PAUSE_S)
 
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         sending = [asyncio.create_task(send(client)) for _ in range(senders)]
         try:
             yield answers

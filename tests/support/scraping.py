@@ -6,6 +6,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.waiting import PATIENCE_S
+
 
 class Scraped:
     """The samples of one scrape, or of several."""
@@ -41,7 +43,7 @@ class Scraped:
 
 async def scrape(*urls: str) -> Scraped:
     """Asks each process."""
-    async with httpx.AsyncClient(timeout=10) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         answers = [await client.get(f"{url}/metrics") for url in urls]
     assert {answer.status_code for answer in answers} == {200}
     return Scraped(*(answer.text for answer in answers))

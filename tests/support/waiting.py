@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 PATIENCE_S: Final = 60.0
+"""When to give up. Nothing waits this long unless it is broken: a starved machine may be slow by
+seconds, and no test measures time with it."""
 
 
 async def until(

@@ -1,5 +1,6 @@
 """A worker in this process, with handlers given as functions."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -19,6 +20,8 @@ from gateway.sealing import KeyRing
 from gateway.secrets import Secret
 from gateway.settings import Settings
 from gateway.worker import Worker
+from tests.support.ledger import Reader
+from tests.support.waiting import until
 
 Function = Callable[[Event, Context], Awaitable[None]]
 
@@ -127,6 +130,24 @@ async def working(
         yield worker
     finally:
         await worker.stop()
+
+
+async def looked_again(worker: Worker) -> None:
+    """Wait until a worker has asked the ledger for work, in a statement that begins after this
+    call; a worker without a free slot asks only for its leases."""
+    runner = worker._runner
+    assert runner is not None
+    for _ in range(2):  # the first answer may be to a statement that was under way
+        now = time.monotonic()
+        await until(lambda now=now: (runner.asked_at or 0) > now)
+
+
+async def swept(ledger: Reader) -> None:
+    """Wait until every worker has made a whole sweep that begins after this call."""
+    query = "select min(seen_at) > $1 from gateway.workers"
+    for _ in range(2):  # when the second one begins, the first has ended
+        now = await ledger.value("select clock_timestamp()")
+        await until(lambda now=now: ledger.value(query, now))
 
 
 async def count(event: Event, ctx: Context) -> None:

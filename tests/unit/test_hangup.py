@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from gateway.hangup import Hangup, hangups_held
+from tests.support.waiting import PATIENCE_S
 
 LISTENS = """
 import signal, sys, time
@@ -105,7 +106,7 @@ def test_it_ends_with_its_terminal_and_not_before() -> None:
         process.send_signal(signal.SIGHUP)  # by somebody who wants a reload: the terminal is there
         assert says.readline() == b"heard\n"
         os.close(terminal)
-        assert process.wait(20) == 7
+        assert process.wait(PATIENCE_S) == 7
 
 
 def test_under_nohup_it_outlives_its_terminal() -> None:
@@ -113,4 +114,4 @@ def test_under_nohup_it_outlives_its_terminal() -> None:
         os.close(terminal)
         assert says.readline() == b"heard\n"
         process.terminate()
-        assert process.wait(20) == 7
+        assert process.wait(PATIENCE_S) == 7

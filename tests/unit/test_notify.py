@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.notify import Notifier
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def environ(systemd: socket.socket, **more: str) -> dict[str, str]:
 
 
 async def heard(systemd: socket.socket) -> bytes:
-    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(systemd, 100), 20)
+    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(systemd, 100), PATIENCE_S)
 
 
 async def test_it_says_that_it_works(systemd: socket.socket) -> None:
