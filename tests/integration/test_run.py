@@ -14,9 +14,18 @@ from gateway import Context, Defer, Event, Reject, Retry
 from gateway.ledger.deliveries import lease_due
 from gateway.ledger.queries import QUERIES
 from gateway.model import Backoff, RetryPolicy
+from gateway.sweep.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
-from tests.support.workers import Function, count, subscribe, working
+from tests.support.workers import (
+    Function,
+    count,
+    is_stopping,
+    looked_again,
+    subscribe,
+    swept,
+    working,
+)
 
 LEASES_EXPIRE = """
 with late as (update gateway.workers set held_until = now() - interval '1 s')
@@ -534,11 +543,13 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
         running.set()
         await may_end.wait()
 
+    async def never(_: Sweeper) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Sweeper, "sweep_forever", never)  # the test sweeps
     await claim_all(database_url, [make_claim("evt_1")])
-    seldom = timedelta(minutes=5)
-    async with working(database_url, subscribe(handler), lease=SECOND, sweep=seldom) as worker:
+    async with working(database_url, subscribe(handler), lease=SECOND) as worker:
         await running.wait()
-        await asyncio.sleep(0.3)  # the worker's own first round is over
         # Until then nothing is taken back anyway.
         await until(
             lambda: ledger.value("select pg_postmaster_start_time() < now() - interval '1 s'")
@@ -615,12 +626,12 @@ async def test_a_lease_that_is_on_its_way_at_a_shutdown_is_handed_back(
         leases = await lease_due(*args)
         if leases:
             leased.set()
-            await asyncio.sleep(0.2)
+            await until(lambda: is_stopping(worker))
         return leases
 
     monkeypatch.setattr("gateway.run.intake.lease_due", lease_slowly)
     await claim_all(database_url, [make_claim("evt_1")])
-    async with working(database_url, subscribe(count)):
+    async with working(database_url, subscribe(count)) as worker:
         await leased.wait()
     assert (await ledger.delivery())["status"] == "pending"
     assert await ledger.outcomes() == ["released"]
@@ -676,15 +687,22 @@ async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
 
 
 async def test_a_long_handler_keeps_its_lease(database_url: str, ledger: Reader) -> None:
+    may_end = asyncio.Event()
+
     async def handler(event: Event, ctx: Context) -> None:
         await count(event, ctx)
-        await asyncio.sleep(2.5)
+        await may_end.wait()
 
     await claim_all(database_url, [make_claim("evt_1")])
     seldom = timedelta(minutes=5)
     async with working(database_url, subscribe(handler), lease=SECOND, sweep=seldom):
         await until(lambda: ledger.value("select 1 from gateway.deliveries where runs = 1"))
-        async with working(database_url, subscribe(handler), lease=SECOND):
+        async with working(database_url, subscribe(handler), lease=SECOND) as other:
+            await until(lambda: ledger.value("select leased_until < now() from gateway.deliveries"))
+            assert other._sweeper is not None
+            await other._sweeper.sweep()
+            await looked_again(other)
+            may_end.set()
             await until(lambda: _is_done(ledger))
     assert await ledger.outcomes() == ["done"]
     assert await ledger.effects() == 1
@@ -742,7 +760,7 @@ async def test_a_heartbeat_that_finds_the_lease_lost_cancels_the_handler(
 
     await claim_all(database_url, [make_claim("evt_1")])
     async with working(database_url, subscribe(handler), lease=SECOND):
-        await asyncio.wait_for(cancelled.wait(), 10)
+        await cancelled.wait()
         await until(lambda: _is_done(ledger))
 
 
@@ -753,11 +771,11 @@ async def test_a_shutdown_finishes_what_runs_within_the_grace_time(
 
     async def handler(event: Event, ctx: Context) -> None:
         started.set()
-        await asyncio.sleep(0.3)
+        await until(lambda: is_stopping(worker))
         await count(event, ctx)
 
     await claim_all(database_url, [make_claim("evt_1")])
-    async with working(database_url, subscribe(handler)):
+    async with working(database_url, subscribe(handler), grace=timedelta(hours=1)) as worker:
         await started.wait()
     assert await ledger.outcomes() == ["done"]
     assert await ledger.effects() == 1
@@ -795,17 +813,18 @@ async def test_a_second_signal_ends_the_grace_time(database_url: str, ledger: Re
     async with working(database_url, subscribe(handler), grace=timedelta(hours=1)) as worker:
         await started.wait()
         stopping = asyncio.create_task(worker.stop())
-        await asyncio.sleep(0.05)
+        await until(lambda: is_stopping(worker))
         worker.hurry()
-        await asyncio.wait_for(stopping, 10)
+        await stopping
         assert await ledger.statuses() == {"pending": 1}
 
 
 async def test_a_worker_leases_only_handlers_that_it_has(database_url: str, ledger: Reader) -> None:
     await claim_all(database_url, [make_claim("evt_1", handlers=["handlers.count", "gone"])])
-    async with working(database_url, subscribe(count)):
+    async with working(database_url, subscribe(count)) as worker:
         await until(lambda: ledger.effects())
-        await asyncio.sleep(0.5)
+        await swept(ledger)
+        await looked_again(worker)
     found = await ledger.rows("select handler, status from gateway.deliveries order by handler")
     assert found == [
         {"handler": "gone", "status": "pending"},
@@ -855,9 +874,9 @@ async def test_a_worker_with_slow_handlers_leases_nothing_ahead(
         await may_end.wait()
 
     await claim_all(database_url, [make_claim() for _ in range(20)])
-    async with working(database_url, subscribe(handler), concurrency=3):
+    async with working(database_url, subscribe(handler), concurrency=3) as worker:
         await until(lambda: _are_running(ledger, 3))
-        await asyncio.sleep(0.5)
+        await looked_again(worker)
         assert await ledger.statuses() == {"running": 3, "pending": 17}
         may_end.set()
         await until(lambda: _all_done(ledger, 20))
@@ -896,7 +915,7 @@ async def test_what_was_leased_ahead_is_handed_back_at_a_shutdown(
     async def clogged(event: Event, ctx: Context) -> None:
         runs.append(event.id)
         if len(runs) > 300:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     await claim_all(database_url, [make_claim() for _ in range(400)])
     async with working(database_url, subscribe(clogged), concurrency=8, grace=SECOND / 10):
@@ -958,10 +977,11 @@ async def test_a_hint_starts_work_without_waiting_for_the_sweep(
     database_url: str, ledger: Reader
 ) -> None:
     async with working(database_url, subscribe(count), sweep=timedelta(minutes=30)) as worker:
-        await asyncio.sleep(0.3)
+        assert worker._runner is not None
+        await until(lambda: worker._runner.asked_at)  # it looks only once
         [answer] = await claim_all(database_url, [make_claim("evt_1")])
         worker.hint(answer.delivery_ids)
-        await until(lambda: _is_done(ledger), within_s=5)
+        await until(lambda: _is_done(ledger))
 
 
 async def test_a_hint_for_what_is_done_or_unknown_does_nothing(
@@ -971,7 +991,7 @@ async def test_a_hint_for_what_is_done_or_unknown_does_nothing(
     async with working(database_url, subscribe(count)) as worker:
         await until(lambda: _is_done(ledger))
         worker.hint([*answer.delivery_ids, 10**12])
-        await asyncio.sleep(0.3)
+        await looked_again(worker)
     assert await ledger.effects() == 1
 
 

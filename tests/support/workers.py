@@ -132,6 +132,12 @@ async def working(
         await worker.stop()
 
 
+def is_stopping(worker: Worker) -> bool:
+    """Whether the worker takes no more deliveries."""
+    assert worker._runner is not None
+    return not worker._runner.is_taking
+
+
 async def looked_again(worker: Worker) -> None:
     """Wait until a worker has asked the ledger for work, in a statement that begins after this
     call; a worker without a free slot asks only for its leases."""
