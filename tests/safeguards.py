@@ -1,6 +1,7 @@
 """The safeguards: code that keeps a promise, and the test that fails without it.
 
 `make safeguards` (tests/run_safeguards.py) removes one at a time and expects its test to fail.
+`make docs` writes the table of docs/reliability.md from this list.
 """
 
 import re
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "reliability.md"
+TABLE: Final = re.compile(r"^(\| safeguard \| test \|\n\|---\|---\|\n)(?:\|.*\n)*", re.MULTILINE)
 MIGRATIONS: Final = "gateway/ledger/migrations"
 FUNCTION: Final = "function "
 PART: Final = r"(?:--[^\n]*|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$|[^;$])*;"
@@ -1614,3 +1617,13 @@ SAFEGUARDS: Final = (
         "tests/unit/test_console.py::test_a_curl_command_carries_the_exact_bytes_to_any_shell",
     ),
 )
+
+
+def write_table(page: str) -> str:
+    """Return the page with the table of all safeguards and their tests."""
+    rows = [f"| {s.name} | `{s.test.partition('::')[2]}` |\n" for s in SAFEGUARDS]
+    return TABLE.sub(lambda head: head[1] + "".join(rows), page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(write_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
