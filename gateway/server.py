@@ -40,7 +40,6 @@ from gateway.project import Project, database_url, missing_public_url, redis_url
 from gateway.queue.connecting import connect_redis
 from gateway.queue.handoff import HandOff
 from gateway.receive.address import Addresses
-from gateway.receive.admission import Admission
 from gateway.receive.app import App, Readiness
 from gateway.receive.causes import Examiner
 from gateway.receive.deadlines import Deadlines
@@ -104,11 +103,7 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
     reception = Reception(
         registry=project.registry,
         claimer=claimer,
-        admission=Admission(
-            max_requests=settings.max_in_flight,
-            max_bytes=settings.max_buffered,
-            reserves=bool(_reserved_paths(project)),
-        ),
+        admission=state.admission,
         deadlines=Deadlines(),
         metrics=metrics,
         tallies=tallies,
@@ -117,10 +112,9 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         vault=vault_of(project.config, project.ring),
         traces=traces,
     )
-    admission = reception.admission
     metrics.watch_requests(
-        requests=lambda: admission.requests,
-        size=lambda: admission.bytes,
+        requests=lambda: state.admission.requests,
+        size=lambda: state.admission.bytes,
         connections=state.connections,
     )
     refused = _refused(project, metrics)

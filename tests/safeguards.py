@@ -884,6 +884,21 @@ SAFEGUARDS: Final = (
         "test_a_shed_request_of_a_sender_that_never_retries_leaves_its_head",
     ),
     Safeguard(
+        "pipelined requests count as in flight",
+        "gateway/receive/admission.py",
+        "        return self._entered + len(self._pipelining)\n",
+        "        return self._entered\n",
+        "tests/unit/test_admission.py::test_requests_that_wait_in_a_pipeline_are_in_flight",
+    ),
+    Safeguard(
+        "pipelined requests give way to those that have their turn",
+        "gateway/receive/admission.py",
+        "        while self.requests >= self._max[0]:\n"
+        "            if not self._pipelining.evict():\n",
+        "        while self.requests >= self._max[0]:\n            if True:\n",
+        "tests/e2e/test_overload.py::test_requests_that_wait_in_a_pipeline_count_as_in_flight",
+    ),
+    Safeguard(
         "unfinished heads are bounded over all connections",
         "gateway/receive/protocol.py",
         "        self._state.heads.hold(self, self._head_bytes)\n",

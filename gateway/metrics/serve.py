@@ -134,7 +134,7 @@ class Metrics(ProcessMetrics):
         )
         self._in_flight = Gauge(
             "gateway_in_flight_requests",
-            "Requests that are being received or answered.",
+            "Requests that are being received or answered, or wait in a pipeline.",
             registry=self.registry,
         )
         self._in_flight_bytes = Gauge(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import structlog
 
@@ -22,28 +22,49 @@ class Admission:
     Half of both is reserved for senders that never retry: for them a 503 is a lost event, while a
     sender that retries only comes later. So under overload the senders that retry are shed first.
     Senders that never retry may use everything.
+
+    Requests that wait in a pipeline count, too, and give way to every request that has its turn.
     """
 
-    def __init__(self, *, max_requests: int, max_bytes: int, reserves: bool) -> None:
-        """`reserves` is False if no route has a sender that never retries."""
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        max_bytes: int,
+        reserves: bool,
+        pipelining: "Crowd[Any]",
+    ) -> None:
+        """`reserves` is False if no route has a sender that never retries. `pipelining` holds the
+        connections on which a request waits."""
         self._max: Final = (max_requests, max_bytes)
         self._max_retrying: Final = unreserved(max_requests, max_bytes, reserves=reserves)
-        self.requests = self.bytes = 0
+        self._pipelining = pipelining
+        self._entered = self._body_bytes = 0
         self._retrying_requests = self._retrying_bytes = 0
-        """The part of `requests` and `bytes` that belongs to senders that retry."""
+        """The part of them that belongs to senders that retry."""
+
+    @property
+    def requests(self) -> int:
+        return self._entered + len(self._pipelining)
+
+    @property
+    def bytes(self) -> int:
+        return self._body_bytes + self._pipelining.bytes
 
     def enter(self, *, retries: bool = True) -> "Place":
         """Return a place for one request, or raise Overloaded."""
-        if self.requests >= self._max[0]:
-            raise Overloaded(f"{self.requests} requests in flight")
+        while self.requests >= self._max[0]:
+            if not self._pipelining.evict():
+                raise Overloaded(f"{self.requests} requests in flight")
         if retries and self._retrying_requests >= self._max_retrying[0]:
             raise Overloaded(f"{self._retrying_requests} requests of senders that retry in flight")
         return Place(self, retries)
 
     def hold(self, size: int, *, held: int, retries: bool) -> None:
         """Add body bytes of a request that already holds some, or raise Overloaded."""
-        if self.bytes + size > self._max[1]:
-            raise Overloaded(f"{self.bytes} body bytes in flight")
+        while self.bytes + size > self._max[1]:
+            if not self._pipelining.evict():
+                raise Overloaded(f"{self.bytes} body bytes in flight")
         # A body that is larger than the shared half passes if no other retrying sender has one.
         others = self._retrying_bytes - held
         if retries and others and self._retrying_bytes + size > self._max_retrying[1]:
@@ -52,11 +73,19 @@ class Admission:
 
     def count(self, requests: int, size: int, *, retries: bool) -> None:
         """Add requests and body bytes; negative numbers subtract them."""
-        self.requests += requests
-        self.bytes += size
+        self._entered += requests
+        self._body_bytes += size
         if retries:
             self._retrying_requests += requests
             self._retrying_bytes += size
+
+    def wait(self, connection: Hashable, size: int) -> None:
+        """Count a connection on which a pipelined request waits. Past the limits evict those that
+        have waited for longest."""
+        self._pipelining.hold(connection, size)
+        while self.requests > self._max[0] or self.bytes > self._max[1]:
+            if not self._pipelining.evict():
+                break
 
 
 def unreserved(max_requests: int, max_bytes: int, *, reserves: bool) -> tuple[int, int]:
@@ -113,7 +142,7 @@ class Crowd(Generic[Member]):
         self._max_bytes: Final = max_bytes
         self._send_away = send_away
         self._sizes: dict[Member, int] = {}
-        self._bytes = 0
+        self.bytes = 0
         self._sent_away = 0
         self._told_at = -TELL_EVERY_S
 
@@ -122,13 +151,20 @@ class Crowd(Generic[Member]):
 
     def hold(self, member: Member, size: int = 0) -> None:
         """Counts it in, or anew what it has brought: that does not change its place."""
-        self._bytes += size - self._sizes.get(member, 0)
+        self.bytes += size - self._sizes.get(member, 0)
         self._sizes[member] = size
         while self._is_over:
-            stillest = next(iter(self._sizes))
-            self.leave(stillest)
-            self._send_away(stillest)
-            self._tell()
+            self.evict()
+
+    def evict(self) -> bool:
+        """Send the one away that has been still for longest. Return whether there was any."""
+        stillest = next(iter(self._sizes), None)
+        if stillest is None:
+            return False
+        self.leave(stillest)
+        self._send_away(stillest)
+        self._tell()
+        return True
 
     def move(self, member: Member) -> None:
         """To the end: it has done something."""
@@ -137,13 +173,13 @@ class Crowd(Generic[Member]):
 
     def leave(self, member: Member) -> None:
         """Counts it out, if it is in."""
-        self._bytes -= self._sizes.pop(member, 0)
+        self.bytes -= self._sizes.pop(member, 0)
 
     @property
     def _is_over(self) -> bool:
         """The bytes of a lone one are the business of `Admission`."""
         count = len(self._sizes)
-        return count > self._max_members or (count > 1 and self._bytes > self._max_bytes)
+        return count > self._max_members or (count > 1 and self.bytes > self._max_bytes)
 
     def _tell(self) -> None:
         self._sent_away += 1

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from gateway.receive.admission import Crowd, unreserved
+from gateway.receive.admission import Admission, Crowd, unreserved
 from gateway.receive.throttle import Throttle
 
 COMPLAINTS_PER_SECOND: Final = 5
@@ -146,7 +146,13 @@ class State(ServerState):
             "pipelined request",
             max_members=max(max_requests // 2, 1),
             max_bytes=max_bytes // 4,
-            send_away=BoundedHttpProtocol.hang_up,
+            send_away=BoundedHttpProtocol.drop_pipeline,
+        )
+        self.admission: Final = Admission(
+            max_requests=max_requests,
+            max_bytes=max_bytes,
+            reserves=bool(reserved_paths),
+            pipelining=self.pipelining,
         )
         self.stopping = False
         self._complaints = Throttle(COMPLAINTS_PER_SECOND)
@@ -265,6 +271,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle = self._running  # the request that is running refers to this connection
         self.pipeline.clear()
 
+    def drop_pipeline(self) -> None:
+        """Close behind the answer to the request that is running, without those that wait."""
+        if self.pipeline:
+            self._forget_pipeline()
+            self._end()
+        else:  # the bytes that wait are those of its body
+            self.hang_up()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
@@ -361,7 +375,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.loop.call_soon(self._parse)
         if self.pipeline or self._parsed < len(self._received):
             self.flow.hold()
-            self._state.pipelining.hold(self, len(self._received))
+            self._state.admission.wait(self, len(self._received))
             return
         self._received, self._parsed = b"", 0
         if self.flow.is_held:

@@ -183,3 +183,28 @@ async def test_slow_bodies_of_strangers_leave_room_for_github_and_for_stripe(
             for _ in range(GITHUB_EVENTS):
                 assert (await post_github(serving, str(uuid4()))).status_code == 200
                 assert await post_stripe(serving) == "200"
+
+
+async def test_requests_that_wait_in_a_pipeline_count_as_in_flight(project: Project) -> None:
+    """And they are the first to give way."""
+    configure(project, "stripe", "ack_within: 1m")
+    routes = (project.directory / "config/routes.yaml").read_text()
+    project.write("config/routes.yaml", routes.partition("  github:")[0])  # so nothing is reserved
+    with project.serve(GATEWAY_MAX_IN_FLIGHT="2") as serving:
+        await serving.ready()
+
+        async def are_in_flight(requests: int) -> bool:
+            scraped = await scrape(serving.url)
+            return scraped.sum("gateway_in_flight_requests") == requests
+
+        async with locked_ledger(project):
+            reader, writer = await asyncio.open_connection(HOST, port_of(serving))
+            writer.write(request_bytes(f"evt_{uuid4().hex}") * 2)
+            await until(lambda: are_in_flight(2))
+            other = asyncio.create_task(post_stripe(serving))
+            await until(lambda: "pipelined request" in serving.running.output)
+            assert await are_in_flight(2)
+            assert await post_stripe(serving) == "503"
+        assert await other == "200"
+        with contextlib.closing(writer):
+            assert (await reader.read()).count(b"HTTP/1.1 200") == 1

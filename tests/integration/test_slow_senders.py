@@ -174,6 +174,29 @@ async def test_waiting_requests_are_freed_when_their_connection_is_lost() -> Non
     await until(lambda: not state.tasks)
 
 
+async def test_an_evicted_pipeline_still_gets_the_answer_that_is_on_its_way() -> None:
+    leave = asyncio.Event()
+    running = asyncio.Event()
+
+    async def wait(scope: Scope, _: Receive, __: Send) -> None:
+        running.set()
+        await leave.wait()
+        take_reply(scope)(200, b"", b"ok", False)
+
+    state = _state()
+    connection, wire = _connect(wait, state)
+    connection.data_received(REQUEST * 3)
+    await running.wait()
+    assert state.admission.requests == 1
+    state.pipelining.evict()
+    assert state.admission.requests == 0
+    leave.set()
+    await until(lambda: wire.closed)
+    connection.connection_lost(None)
+    assert wire.written.count(b"HTTP/1.1 200") == 1
+    assert b"connection: close" in wire.written
+
+
 async def test_unfinished_heads_are_bounded_over_all_connections() -> None:
     """Each one may have 64 KiB, and there may be thousands of connections."""
     state = _state()

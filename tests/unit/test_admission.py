@@ -3,11 +3,25 @@
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.receive.admission import Admission
+from gateway.receive.admission import Admission, Crowd
+
+
+def make_admission(
+    *, max_requests: int, max_bytes: int, reserves: bool
+) -> tuple[Admission, list[str]]:
+    """Return it with the list of the pipelining connections that it evicts."""
+    evicted: list[str] = []
+    pipelining = Crowd[str](
+        "pipelined request", max_members=9, max_bytes=9999, send_away=evicted.append
+    )
+    admission = Admission(
+        max_requests=max_requests, max_bytes=max_bytes, reserves=reserves, pipelining=pipelining
+    )
+    return admission, evicted
 
 
 def test_senders_that_retry_leave_half_of_the_requests_to_others() -> None:
-    admission = Admission(max_requests=4, max_bytes=1000, reserves=True)
+    admission, _ = make_admission(max_requests=4, max_bytes=1000, reserves=True)
     with admission.enter(retries=True), admission.enter(retries=True):
         with pytest.raises(Overloaded, match="2 requests of senders that retry in flight"):
             admission.enter(retries=True)
@@ -21,7 +35,7 @@ def test_senders_that_retry_leave_half_of_the_requests_to_others() -> None:
 
 
 def test_senders_that_retry_leave_half_of_the_bytes_to_others() -> None:
-    admission = Admission(max_requests=9, max_bytes=1000, reserves=True)
+    admission, _ = make_admission(max_requests=9, max_bytes=1000, reserves=True)
     with (
         admission.enter(retries=True) as one,
         admission.enter(retries=True) as other,
@@ -39,7 +53,7 @@ def test_senders_that_retry_leave_half_of_the_bytes_to_others() -> None:
 
 
 def test_a_body_larger_than_the_shared_half_passes_alone() -> None:
-    admission = Admission(max_requests=9, max_bytes=1000, reserves=True)
+    admission, _ = make_admission(max_requests=9, max_bytes=1000, reserves=True)
     with admission.enter(retries=True) as large, admission.enter(retries=True) as small:
         large.hold(400)
         large.hold(400)
@@ -48,7 +62,41 @@ def test_a_body_larger_than_the_shared_half_passes_alone() -> None:
 
 
 def test_nothing_is_reserved_if_every_sender_retries() -> None:
-    admission = Admission(max_requests=2, max_bytes=1000, reserves=False)
+    admission, _ = make_admission(max_requests=2, max_bytes=1000, reserves=False)
     with admission.enter(retries=True) as one, admission.enter(retries=True) as other:
         one.hold(500)
         other.hold(500)
+
+
+def test_requests_that_wait_in_a_pipeline_are_in_flight() -> None:
+    admission, evicted = make_admission(max_requests=3, max_bytes=1000, reserves=False)
+    with admission.enter():
+        admission.wait("one", 200)
+        admission.wait("other", 300)
+        assert (admission.requests, admission.bytes) == (3, 500)
+        assert not evicted
+
+
+def test_requests_that_wait_give_way_to_those_that_have_their_turn() -> None:
+    admission, evicted = make_admission(max_requests=3, max_bytes=1000, reserves=False)
+    admission.wait("one", 0)
+    admission.wait("other", 0)
+    with admission.enter(), admission.enter():
+        assert evicted == ["one"]
+        with admission.enter():
+            assert evicted == ["one", "other"]
+            with pytest.raises(Overloaded, match="3 requests in flight"):
+                admission.enter()
+            admission.wait("late", 0)
+            assert evicted[2:] == ["late"]
+
+
+def test_bytes_that_wait_give_way_to_those_of_bodies() -> None:
+    admission, evicted = make_admission(max_requests=9, max_bytes=1000, reserves=False)
+    admission.wait("one", 400)
+    admission.wait("other", 400)
+    with admission.enter() as place:
+        place.hold(500)
+        assert (evicted, admission.bytes) == (["one"], 900)
+        admission.wait("other", 501)
+        assert (evicted, admission.bytes) == (["one", "other"], 500)
