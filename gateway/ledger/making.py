@@ -34,7 +34,7 @@ def make_claim(
     claim = Claim(
         route=route.name,
         provider=route.provider.name,
-        envelope=envelope,
+        envelope=route.stored(envelope),
         received_at=received_at,
         digest=digest,
         headers={n: v for n, v in headers.items() if n not in credentials},

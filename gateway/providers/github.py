@@ -35,6 +35,13 @@ _EVENT: Final = "x-github-event"
 _EVENT_NAME: Final = re.compile("[a-z0-9_]{1,100}")
 _DELIVERY_ID: Final = re.compile(f"[!-~]{{1,{MAX_TEXT_CHARS}}}")
 
+_ACCOUNTS: Final = (
+    ("organization", "login"),
+    ("repository", "owner", "login"),
+    ("installation", "account", "login"),
+)
+_NUMBERED: Final = ("pull_request", "issue", "discussion")
+
 
 def verify(
     incoming: Incoming, *, keys: Sequence[Key], now: datetime, tolerance: timedelta | None
@@ -93,8 +100,8 @@ def _type(event: str, payload: dict[str, Any]) -> str:
 
 def _account(payload: dict[str, Any]) -> str | None:
     """Whose event it is: the organization, or the repository's owner, or the App's installer."""
-    for path in (("organization",), ("repository", "owner"), ("installation", "account")):
-        login = text_at(payload, *path, "login")
+    for path in _ACCOUNTS:
+        login = text_at(payload, *path)
         if login is not None:
             return login
     return None
@@ -103,7 +110,7 @@ def _account(payload: dict[str, Any]) -> str | None:
 def _object_id(payload: dict[str, Any]) -> str | None:
     """As people write it: acme/shop#42 for issues and pull requests, else the repository."""
     repository = text_at(payload, "repository", "full_name")
-    for name in ("pull_request", "issue", "discussion"):
+    for name in _NUMBERED:
         thing = payload.get(name)
         number = thing.get("number") if isinstance(thing, dict) else None
         if repository is not None and isinstance(number, int) and number < 2**63:
@@ -138,6 +145,14 @@ GITHUB: Final = Provider(
     # https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap
     max_body=25 * 1024**2,
     tolerance=None,
+    columns={
+        "type": (("action",),),
+        "account": _ACCOUNTS,
+        "object_id": (
+            ("repository", "full_name"),
+            *((name, "number") for name in _NUMBERED),
+        ),
+    },
     repeats=Repeats(unique=frozenset(UNIQUE), has_one_type=True),
     facts=Facts(
         title="GitHub",

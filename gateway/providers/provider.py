@@ -152,6 +152,10 @@ class Greet(Protocol):
     def __call__(self, incoming: Incoming, *, key: Key) -> Greeting | None: ...
 
 
+Columns = Mapping[str, tuple[tuple[str, ...], ...]]
+"""By field of an `Envelope`: the steps to each place in the payload that has a part in it."""
+
+
 class Drafts(NamedTuple):
     """How bodies are made up that such a sender could have sent."""
 
@@ -224,6 +228,9 @@ class Provider:
     """Whether it tells live events from test events."""
     wants_token: bool = False
     """Whether a handshake shows a token, for which the route has `verify_token`."""
+    columns: Columns = field(default_factory=dict, compare=False)
+    """Where in the payload the fields of an `Envelope` are read: what a route redacts must not be
+    stored in a column either. Without those that are read from headers or the URL."""
     drafts: Drafts | None = field(default=None, compare=False)
     """None where samples are made from templates."""
     integrity: Integrity = Integrity.WHOLE

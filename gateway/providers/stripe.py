@@ -176,6 +176,14 @@ STRIPE: Final = Provider(
     max_body=1024**2,
     tolerance=_TOLERANCE,
     tells_livemode=True,
+    columns={
+        "id": (("id",),),
+        "type": (("type",),),
+        "account": (("account",), ("context",)),
+        "livemode": (("livemode",),),
+        "occurred_at": (("created",),),
+        "object_id": (("data", "object", "id"), ("related_object", "id")),
+    },
     facts=Facts(
         title="Stripe",
         scheme="HMAC-SHA256 hex over {timestamp}.{body}, header stripe-signature (v1), 5m",

@@ -2,8 +2,9 @@
 
 import hashlib
 from datetime import datetime
+from typing import Final
 
-from gateway.errors import BadSignature
+from gateway.errors import BadPayload, BadSignature
 from gateway.ledger.claims import Claim
 from gateway.ledger.making import make_claim
 from gateway.ledger.sealed import Vault
@@ -13,6 +14,11 @@ from gateway.providers.provider import Greeting, Key
 from gateway.receive.keyring import EXPIRED, Keyring
 from gateway.registry import Registry
 from gateway.routes import Route
+
+NOT_QUOTED: Final = (
+    "verified, but no event; the reason is left out, since it may quote the payload of a route"
+    " with `redact` or `encrypt`"
+)
 
 Read = Greeting | list[Claim | Envelope]
 """A handshake; or what came, of what is not wanted the envelope alone."""
@@ -27,6 +33,7 @@ class Reading:
         self._registry = registry
         self._keyring = keyring
         self._vault = vault
+        self._is_confidential = route.redaction is not None or route.encrypt
 
     def read(self, incoming: Incoming, now: datetime) -> Read:
         """Verifies first: nothing of a body is looked at before its sender is known."""
@@ -38,11 +45,21 @@ class Reading:
         )
         held = ring.held[verified.key]
         held.use.note(now)
-        return self._understand(incoming, held.key, held.name, verified.signed_at_s, now)
+        try:
+            return self._understand(incoming, held.key, held.name, verified.signed_at_s, now)
+        except BadPayload as rejection:
+            raise self._discreet(rejection) from None
 
     def read_unverified(self, incoming: Incoming, now: datetime) -> Read:
         """What it says, whoever says it, and nothing signed for him. For development only."""
-        return self._understand(incoming, None, None, None, now)
+        try:
+            return self._understand(incoming, None, None, None, now)
+        except BadPayload as rejection:
+            raise self._discreet(rejection) from None
+
+    def _discreet(self, rejection: BadPayload) -> BadPayload:
+        """Return the rejection as it may be logged, kept and shown."""
+        return BadPayload(NOT_QUOTED) if self._is_confidential else rejection
 
     def _understand(
         self,

@@ -14,8 +14,6 @@ from gateway.receive.turned_away import LONGEST_PATH, TurnedAway
 HASHED_BYTES: Final = 32 * 1024 * 1024
 """How much may be hashed for one write, to find out causes: about 50 ms of a core."""
 
-QUOTES: Final = "verified, but no event; what is wrong with it is not told, since it may quote it"
-
 
 class Recorder:
     """Makes the rows. Takes its time: not for the event loop."""
@@ -55,7 +53,6 @@ class Recorder:
         hidden = replace(
             row,
             path=row.path.partition("?")[0],
-            detail=QUOTES if row.cause == "bad_payload" else row.detail,
             headers=None,
         )
         if row.body is None or row.digest is None:

@@ -32,6 +32,10 @@ class FieldPath:
     def __str__(self) -> str:
         return ".".join(self.steps)
 
+    def covers(self, steps: tuple[str, ...]) -> bool:
+        """Whether the value at these steps is redacted by this path: itself, or what it is in."""
+        return len(self.steps) <= len(steps) and self.meets(steps)
+
     def meets(self, steps: Iterable[str]) -> bool:
         """Whether what is there, or around it, or within it, is at these steps."""
         return all(fits(mine, theirs) for mine, theirs in zip(self.steps, steps, strict=False))

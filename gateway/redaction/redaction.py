@@ -58,6 +58,10 @@ class Redaction:
         """The body as it is stored."""
         return self.apply(headers, body).body if self.at is RedactAt.STORE else body
 
+    def covers(self, steps: tuple[str, ...]) -> bool:
+        """Whether the value at these steps of a payload is redacted."""
+        return any(path.covers(steps) for path in self.paths)
+
     def hiding(self, headers: Mapping[str, str], body: bytes) -> Hide:
         """What takes the redacted values of this body out of other texts, such as errors; all of a
         text, where they cannot be found in the body and the whole of it was to be seen."""

@@ -220,9 +220,23 @@ def _field_path(value: object) -> FieldPath:
         raise Unexpected(found=describe(value), expected=str(error)) from None
 
 
+def _check_identity(path: FieldPath, info: ValidationInfo) -> FieldPath:
+    """The event id and the type are always stored and shown: naming one would hide nothing."""
+    provider = _provider(info)
+    columns = {} if provider is None else provider.columns
+    for column in ("id", "type"):
+        if path.steps in columns.get(column, ()):
+            raise Unexpected(
+                found=describe(str(path)),
+                expected=f"no field that is the event's {column}: it is always stored and shown",
+            )
+    return path
+
+
 RedactedField = Annotated[
     FieldPath,
     PlainValidator(_field_path),
+    AfterValidator(_check_identity),
     WithJsonSchema(
         {
             "type": "string",

@@ -25,7 +25,7 @@ from gateway.notation.problems import (
 from gateway.notation.yaml_source import Document, Lines, key_path, read_document
 from gateway.providers import Provider
 from gateway.providers.publish import PUBLISH
-from gateway.redaction import Redaction
+from gateway.redaction import RedactAt, Redaction
 from gateway.routes.alerts import AlertDestinations, Alerts, find_destinations, make_alerts
 from gateway.routes.checks import default_key_retention
 from gateway.routes.file import (
@@ -98,6 +98,18 @@ class Route:
     """What a handshake by GET must show."""
     enforce: bool = True
     """Whether what is not verified is refused; False has an effect only in development."""
+    unstored: frozenset[str] = field(init=False)
+    """Fields of an envelope that are not stored, because they are read from redacted fields."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unstored", _unstored(self.provider, self.redaction))
+
+    def stored(self, envelope: Envelope) -> Envelope:
+        """Return the envelope without the fields that the route may not store."""
+        if not self.unstored:
+            return envelope
+        nothing: dict[str, Any] = dict.fromkeys(self.unstored)
+        return replace(envelope, **nothing)
 
     def wants(self, envelope: Envelope) -> bool:
         """Whether the event is to be kept. One that does not tell its mode is not thrown away."""
@@ -389,6 +401,21 @@ def _route(
         limit=section.limit,
         encrypt=section.encrypt,
         enforce=section.enforce,
+    )
+
+
+def _unstored(provider: Provider, redaction: Redaction | None) -> frozenset[str]:
+    if redaction is None:
+        return frozenset()
+    # Handlers do not get the object id: it is a column for people, from whom the field is kept in
+    # any case. The others belong to the event that handlers get with `redact_at: show`.
+    optional = {"object_id"}
+    if redaction.at is RedactAt.STORE:
+        optional |= {"account", "livemode", "occurred_at"}
+    return frozenset(
+        column
+        for column, places in provider.columns.items()
+        if column in optional and any(map(redaction.covers, places))
     )
 
 

@@ -1,12 +1,16 @@
 """Redacted fields from end to end: a real `serve`, the tables, and what the commands print."""
 
 import hashlib
+from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import quote_plus
 
+import asyncpg
 import orjson
 
+from gateway.providers import PROVIDERS
 from tests.support.ledger import Reader
-from tests.support.processes import Project, github_request, stripe_request
+from tests.support.processes import STRIPE_SECRET, Project, github_request, stripe_request
 from tests.support.waiting import until
 
 ROUTES = """
@@ -22,6 +26,15 @@ routes:
     redact_at: store
 """
 WHO = "somebody@b.example"
+
+
+def signed(document: dict[str, Any]) -> tuple[bytes, dict[str, str]]:
+    """The document as Stripe would send it."""
+    now = datetime.now(UTC)
+    sent = PROVIDERS["stripe"].sign(
+        orjson.dumps(document), secret=STRIPE_SECRET.encode(), id="", type="", now=now
+    )
+    return sent.body, sent.headers
 
 
 async def test_a_field_is_stored_and_not_shown(project: Project, ledger: Reader) -> None:
@@ -78,6 +91,44 @@ async def test_a_field_is_not_even_stored(project: Project, ledger: Reader) -> N
     assert rows["form"]["body"] == b"payload=" + quote_plus(cut).encode()
     assert rows["json"]["digest"] == hashlib.sha256(document).digest()
     assert rows["form"]["digest"] == hashlib.sha256(form).digest()
+
+
+async def test_no_column_spool_or_log_has_what_may_not_be_stored(
+    project: Project, ledger: Reader
+) -> None:
+    """Nor what quotes it: why a payload was refused."""
+    project.write(
+        "config/routes.yaml",
+        ROUTES.replace(
+            "redact: [data.object.extra]",
+            "redact: [data.object.id, account]\n    redact_at: store\n    spool: always",
+        ),
+    )
+    project.run("migrate")
+    document = orjson.loads(stripe_request("evt_1")[0])
+    document["data"]["object"]["id"] = document["account"] = WHO
+    unreadable = document | {"id": "evt_3", "account": f"{WHO}\n"}
+    blocker = await asyncpg.connect(project.environ["GATEWAY_DATABASE_URL"])
+    with project.serve() as serving:
+        await serving.ready()
+        answer = await serving.post(*signed(document))
+        assert answer.json() == {"status": "accepted", "event_id": "evt_1"}
+        async with blocker.transaction():
+            await blocker.execute("lock table gateway.processed_events in exclusive mode")
+            answer = await serving.post(*signed(document | {"id": "evt_2"}))
+            assert answer.json() == {"status": "accepted", "event_id": "evt_2"}
+            files = [path.read_bytes() for path in project.directory.rglob("*.spool")]
+            assert any(b"evt_2" in file for file in files)
+            assert not any(WHO.encode() in file for file in files)
+        answer = await serving.post(*signed(unreadable))
+        assert answer.json() == {"error": "BAD_PAYLOAD"}
+        await until(lambda: ledger.value("select count(*) = 1 from gateway.rejected"))
+        await until(lambda: ledger.value("select count(*) = 2 from gateway.processed_events"))
+        assert WHO not in serving.running.output
+    await blocker.close()
+    query = "select array_agg(t::text) from gateway.{} t"
+    for table in ("processed_events", "payloads", "rejected"):
+        assert WHO not in str(await ledger.value(query.format(table)))
 
 
 async def test_no_ring_of_refused_requests_keeps_what_may_not_be_stored(

@@ -418,6 +418,12 @@ def test_the_shipped_file_loads() -> None:
             "'pii'",
             "the paths of fields: pii is a word of `gateway show --save --redact`",
         ),
+        (
+            "redact: [data.object.email, type]",
+            "redact[1]",
+            "'type'",
+            "no field that is the event's type: it is always stored and shown",
+        ),
         ("redact_at: store", "redact_at", "'store'", "redact beside it: which fields"),
         (
             "allow: [10.0.0.1, hooks.stripe.com]",

@@ -10,6 +10,7 @@ from gateway.providers.provider import (
     CREDENTIALS,
     SECRET_BYTES,
     Acknowledgement,
+    Columns,
     Facts,
     Incoming,
     Integrity,
@@ -90,6 +91,7 @@ def make_provider(
         credentials=CREDENTIALS | _credentials(section),
         tells_livemode=section.livemode is not None,
         wants_token=any(one.token is not None for one in section.handshake),
+        columns=_columns(section),
         drafts=make_drafts(section),
         facts=facts or Facts(title=name, scheme=describe_scheme(kind, section)),
         integrity=integrity(section),
@@ -186,6 +188,20 @@ def _uses(section: SenderSection, source: str) -> bool:
     """Whether anything is read from there."""
     places = [place for choice in (*section.id, *section.type) for place in choice.places]
     return any(place.source == source for place in (*places, *_proofs(section)))
+
+
+def _columns(section: SenderSection) -> Columns:
+    places: dict[str, list[Place]] = {
+        "id": [place for choice in section.id for place in choice.places],
+        "type": [place for choice in section.type for place in choice.places],
+        "account": [] if section.account is None else [section.account],
+        "livemode": [] if section.livemode is None else [section.livemode],
+        "occurred_at": [] if section.occurred_at is None else [section.occurred_at.at],
+    }
+    return {
+        column: tuple(place.steps for place in found if place.source in ("json", "form"))
+        for column, found in places.items()
+    }
 
 
 def _proofs(section: SenderSection) -> list[Place]:

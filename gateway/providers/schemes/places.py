@@ -119,6 +119,14 @@ class Place:
         """The steps into a JSON document."""
         return tuple(self.name.split("."))
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps to the value in a payload; to the object whose keys are read, for `*name`."""
+        if self.source == "form":
+            return (self.name,)
+        first = next((n for n, key in enumerate(self.keys) if key.startswith("*")), None)
+        return self.keys[:first]
+
     def reader(self) -> Reader:
         """What takes the value from a request, as text; None where there is none."""
         name, keys = self.name, self.keys
