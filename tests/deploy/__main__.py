@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.embedded import Postgres, Redis
-from tests.deploy.dockerfile import HEALTH_CHECK, USER_ID
+from tests.deploy.dockerfile import BASE_IMAGE, HEALTH_CHECK, USER_ID
 from tests.deploy.files import DEPLOY, PROJECT
 from tests.deploy.flow import given, take_effect
 from tests.deploy.reach import over_tcp
 from tests.deploy.sandbox import MEMORY, Sandbox
 
-BASE: Final = "docker.io/library/python:3.11-slim-bookworm"
+BASE: Final = f"docker.io/library/{BASE_IMAGE}"
 IMAGE: Final = "webhook-gateway"
 RELEASE: Final = "bookworm"
 LIBRARIES: Final = (

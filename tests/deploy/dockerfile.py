@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from string import Template
 from typing import Final, NamedTuple
 
 from tests.deploy.files import text_of
@@ -45,6 +46,15 @@ def _command(name: str) -> list[str]:
     return found
 
 
+def _base_image() -> str:
+    """The one image from which every stage is built, with its version filled in."""
+    default = dict(argument.split("=", 1) for argument in arguments(read_dockerfile(), "ARG"))
+    named = {argument.split()[0] for argument in arguments(read_dockerfile(), "FROM")}
+    [image] = {Template(name).substitute(default) for name in named}
+    return image
+
+
+BASE_IMAGE: Final = _base_image()
 ENVIRONMENT: Final = _environment()
 COMMAND: Final = _command("CMD")
 HEALTH_CHECK: Final = _command("HEALTHCHECK")
