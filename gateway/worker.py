@@ -338,3 +338,5 @@ async def _close(pool: Pool) -> None:
     if not closing.done():
         pool.terminate()
         closing.cancel()
+    elif closing.exception() is not None:  # the connection was lost meanwhile
+        pool.terminate()

@@ -117,6 +117,9 @@ class Teller:
             finally:
                 for task in tasks:
                     task.cancel()
+        failures = [failure for task in tasks if (failure := task.exception())]
+        if failures:
+            raise failures[0]
         return sum(task.result() for task in tasks)
 
     async def _decide(self, connection: Pooled, at: datetime) -> list[Decision]:

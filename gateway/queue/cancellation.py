@@ -14,4 +14,8 @@ async def end(task: asyncio.Task[Any]) -> None:
         task.cancel()
         done, _pending = await asyncio.wait({task}, timeout=ASK_EVERY_S)
         if done:
+            # Redis that goes away ends several tasks with the same error, of which one is logged.
+            # The event loop would print the others ("Task exception was never retrieved").
+            if not task.cancelled():
+                task.exception()
             return

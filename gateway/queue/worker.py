@@ -111,8 +111,9 @@ async def _listen(redis: ArqRedis, hint: Callable[[list[int]], None], link: Link
         for task in ended:
             task.result()
     finally:
-        jobs = [*running, worker.main_task, *worker.tasks.values()]
-        await asyncio.gather(*(end(job) for job in jobs if job is not None))
+        loops = [*running, worker.main_task]
+        await asyncio.gather(*(end(loop) for loop in loops if loop is not None))
+        await asyncio.gather(*map(end, worker.tasks.values()))  # no loop starts another one
         await redis.aclose(close_connection_pool=True)
 
 

@@ -1,10 +1,14 @@
 """Ids through arq to a worker that sleeps until it is woken."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import arq.worker
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.queue.connecting import connect_redis
 from gateway.queue.handoff import DELIVER, HandOff
@@ -50,6 +54,35 @@ async def test_a_wake_up_that_got_lost_only_delays(redis_url: str) -> None:
         await redis.enqueue_job(DELIVER, [7])  # as by someone who does not know of the channel
         await until(lambda: hinted == [7])
         await redis.aclose(close_connection_pool=True)
+
+
+async def test_errors_of_jobs_that_end_with_redis_are_retrieved(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the event loop prints "Task exception was never retrieved" for each of them."""
+    unretrieved: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unretrieved.append(told))
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def run_job(*_: object) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise RedisConnectionError("Connection closed by server.") from None
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(arq.worker.Worker, "run_job", run_job)
+    async with listening(redis_url):
+        redis = connect_redis(redis_url)
+        await redis.enqueue_job(DELIVER, [7])
+        await began.wait()
+        await redis.client_kill_filter(_type="pubsub")
+        await ended.wait()
+        await redis.aclose(close_connection_pool=True)
+    gc.collect()
+    assert unretrieved == []
 
 
 async def test_a_batch_that_follows_another_waits_for_company(redis_url: str) -> None:
