@@ -16,11 +16,13 @@ from redis.asyncio import Redis as RedisClient
 from gateway.embedded import Postgres, Redis
 from gateway.ledger.migrate import SchemaFile, migrate
 from gateway.testing.throwaway import fastest_place
-from tests.support import needs
+from tests.support import needs, parsing
 from tests.support.databases import EFFECTS, TEMPLATE, drop, on_database, run_sql
 from tests.support.ledger import Reader
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.processes import Project
+
+parsing.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
