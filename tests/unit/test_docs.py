@@ -29,7 +29,7 @@ from tests import reference
 
 PROJECT: Final = Path(__file__).parents[2]
 DOCS: Final = PROJECT / "docs"
-PAGES: Final = (PROJECT / "README.md", *sorted(DOCS.glob("*.md")))
+PAGES: Final = (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
 UNSET: Final = "not set"
 
 Row = list[str]
