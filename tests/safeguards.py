@@ -1125,6 +1125,52 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_any_sender.py::test_handshakes_are_no_events_and_batches_are_several",
     ),
     Safeguard(
+        "a handshake without a secret has exactly its fields",
+        "gateway/providers/schemes/handshake.py",
+        "        return sorted(place for place, _ in found) == sorted(self._kinds) and all(\n"
+        "            self._kinds[place].fullmatch(value) for place, value in found\n"
+        "        )\n",
+        "        return True\n",
+        "tests/unit/test_open_handshakes.py"
+        "::test_what_anybody_can_sign_is_good_for_nothing_but_the_test_request",
+    ),
+    Safeguard(
+        "a handshake with a constant key is signed with it",
+        "gateway/providers/schemes/handshake.py",
+        "                    verify(incoming, keys=[key], now=now, tolerance=None)\n",
+        "                    pass\n",
+        "tests/unit/test_open_handshakes.py"
+        "::test_the_test_request_of_mailersend_is_signed_with_its_constant_key",
+    ),
+    Safeguard(
+        "a handshake without a secret earns no trust",
+        "gateway/receive/door.py",
+        "                if answer.is_to_stranger:\n",
+        "                if False:\n",
+        "tests/e2e/test_request_limits.py::test_a_handshake_that_anybody_can_sign_earns_no_trust",
+    ),
+    Safeguard(
+        "the published key of a test request is no secret",
+        "gateway/providers/schemes/build.py",
+        '        if secret.strip().decode("utf-8", "replace") in constants:\n',
+        "        if False:\n",
+        "tests/unit/test_open_handshakes.py::test_the_constant_key_is_no_secret_of_a_route",
+    ),
+    Safeguard(
+        "what could begin a tag is not echoed to strangers",
+        "gateway/providers/schemes/handshake.py",
+        '"[^\\x00-\\x1f\\x7f-\\x9f<>',
+        '"[^\\x00-\\x1f\\x7f-\\x9f',
+        "tests/unit/test_open_handshakes.py::test_nothing_else_is_echoed_for_graph",
+    ),
+    Safeguard(
+        "every item of a batch shows the token, not the first alone",
+        "gateway/providers/schemes/tokens.py",
+        "            for item in split_unverified(split, incoming)\n",
+        "            for item in split_unverified(split, incoming)[:1]\n",
+        "tests/unit/test_open_handshakes.py::test_every_item_of_graph_shows_the_client_state",
+    ),
+    Safeguard(
         "strangers have nothing signed by our secret",
         "gateway/providers/schemes/sections.py",
         '        if handshake.method != "POST" and _uses_key(handshake):\n',

@@ -156,6 +156,12 @@ Columns = Mapping[str, tuple[tuple[str, ...], ...]]
 """By field of an `Envelope`: the steps to each place in the payload that has a part in it."""
 
 
+class GreetUnverified(Protocol):
+    """The answer to a handshake that no secret of the route proves; None for all other requests."""
+
+    def __call__(self, incoming: Incoming, *, now: datetime) -> Greeting | None: ...
+
+
 class Drafts(NamedTuple):
     """How bodies are made up that such a sender could have sent."""
 
@@ -217,6 +223,9 @@ class Provider:
     """The events in a verified request that brings several, each as a request of its own."""
     greet: Greet | None = field(default=None, compare=False)
     """Looks for a handshake in a verified request."""
+    greet_unverified: GreetUnverified | None = field(default=None, compare=False)
+    """Answers a handshake by POST that is unsigned, or signed with a published key, and nothing
+    else. Its sender stays unknown."""
     greet_by_get: Greet | None = field(default=None, compare=False)
     """Answers a handshake by GET or HEAD, which nobody signs: the key is its token, if any."""
     acknowledgement: Acknowledgement = OWN_WORDS

@@ -31,6 +31,8 @@ class Answer:
     close: bool = False
     """Said where the body may not have been read to its end."""
     kind: bytes = JSON
+    is_to_stranger: bool = False
+    """Whether the request did not prove its sender, although it is answered: an open handshake."""
 
     def send(self, reply: Reply) -> None:
         reply(self.status, self.kind + self.lines, self.body, self.close)
@@ -54,10 +56,12 @@ def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
     return Answer(wanted.status, orjson.dumps(document))
 
 
-def greeted(greeting: Greeting) -> Answer:
+def greeted(greeting: Greeting, *, is_to_stranger: bool = False) -> Answer:
     """A handshake. It echoes what somebody chose: no browser shall take it for a page."""
     kind = b"content-type: %b\r\n" % greeting.content_type.encode() if greeting.body else b""
-    return Answer(greeting.status, greeting.body, _NO_PAGE, kind=kind)
+    return Answer(
+        greeting.status, greeting.body, _NO_PAGE, kind=kind, is_to_stranger=is_to_stranger
+    )
 
 
 def refused(rejection: RequestRejected, status: int | None = None) -> Answer:

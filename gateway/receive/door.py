@@ -166,8 +166,11 @@ class Door(ABC):
                 started = time.monotonic()
                 deadline.move(self._acknowledge_s, self._claim_late)
                 answer = await self._receive(scope, headers, body)
-                self._observe(time.monotonic() - started)
-                self._gate.verified(scope)
+                if answer.is_to_stranger:
+                    self._gate.refused(scope, len(body))
+                else:
+                    self._observe(time.monotonic() - started)
+                    self._gate.verified(scope)
                 return answer
         except Overloaded as overloaded:
             self._shed(scope, overloaded)

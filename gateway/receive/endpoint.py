@@ -97,6 +97,19 @@ class Endpoint(Door):
         greeting = self._provider.greet_by_get(incoming, key=self._verify_token)
         return None if greeting is None else answers.greeted(greeting)
 
+    def _greet_unverified(self, scope: Scope, incoming: Incoming, now: datetime) -> Answer | None:
+        """Answer a handshake that no secret of the route proves. It is no event, and its address
+        stays that of a stranger."""
+        if self._provider.greet_unverified is None:
+            return None
+        greeting = self._provider.greet_unverified(incoming._replace(url=self._url(scope)), now=now)
+        if greeting is None:
+            return None
+        self._count("greeted")
+        if self._complaints.allow():
+            self._log.info("handshake_answered", address=self._gate.address_of(scope))
+        return answers.greeted(greeting, is_to_stranger=True)
+
     async def _receive(self, scope: Scope, headers: Headers, body: bytes) -> Answer:
         received_at = datetime.now(UTC)
         url = self._url(scope) if self._provider.uses_url else ""
@@ -107,6 +120,8 @@ class Endpoint(Door):
             else:
                 read = self._reading.read(incoming, received_at)
         except (BadSignature, StaleTimestamp) as refusal:
+            if (greeting := self._greet_unverified(scope, incoming, received_at)) is not None:
+                return greeting
             if not self._accepts_unverified:
                 raise
             read = self._read_unverified(refusal, scope, incoming, received_at)

@@ -201,6 +201,40 @@ async def test_a_challenge_is_answered_and_is_no_event(
     assert await stored(module_project) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("mailersend", "webhook-test"), ("woocommerce", "ping"), ("microsoft-graph", "validation")],
+)
+async def test_a_handshake_without_a_secret_is_answered_and_is_no_event(
+    client: httpx.AsyncClient, module_project: Project, name: str, case: str
+) -> None:
+    before = await stored(module_project)
+    vector = load(name, case)
+    path = vector["url"].removeprefix(PUBLIC_URL)
+    headers, body = vector["headers"], vector["body"].encode()
+    answer = await client.post(path, content=body, headers=headers)
+    assert (answer.status_code, answer.text) == (200, vector["answer"]["body"])
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if body:
+        answer = await client.post(path, content=body + b"&a=b", headers=headers)
+        assert answer.status_code == 403
+    answer = await client.post(f"{path.partition('?')[0]}?a=b", content=body, headers=headers)
+    assert answer.status_code == 403
+    assert await stored(module_project) == before
+
+
+async def test_a_page_in_the_validation_token_of_graph_is_not_echoed(
+    client: httpx.AsyncClient,
+) -> None:
+    path = "/webhooks/microsoft-graph"
+    page = {"validationToken": "<script>alert(1)</script>"}
+    answer = await client.post(f"{path}?{urlencode(page)}")
+    assert (answer.status_code, answer.json()) == (403, {"error": "BAD_SIGNATURE"})
+    answer = await client.post(f"{path}?{urlencode({'validationToken': 'a b+c'})}")
+    assert (answer.status_code, answer.text) == (200, "a b+c")
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
 async def test_a_wrong_signature_on_purpose_gets_401(client: httpx.AsyncClient) -> None:
     for name, vector in (
         ("xero", load("xero", "intent-bad")),

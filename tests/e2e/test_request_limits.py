@@ -1,6 +1,7 @@
 """Who may send, and how much, against a real server, from several addresses of the loopback."""
 
 import asyncio
+import hmac
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -26,6 +27,7 @@ routes:
   github: {provider: github, secrets: [env:GITHUB_WEBHOOK_SECRET]}
   listed: {provider: stripe, secrets: [env:STRIPE_WEBHOOK_SECRET], allow: [127.0.0.2]}
   scarce: {provider: stripe, secrets: [env:STRIPE_WEBHOOK_SECRET], limit: 3/1h}
+  mailersend: {provider: mailersend, secrets: [env:MAILERSEND_SECRET]}
   jobs: {provider: publish, tokens: [env:JOBS_TOKEN], allow: [127.0.0.0/28], limit: 2/1h}
 """
 
@@ -38,6 +40,7 @@ def serving(module_project: Project) -> Iterator[Serving]:
         "GATEWAY_REFUSED_RATE": "1/m",
         "GATEWAY_ADMIN_TOKEN": ADMIN_TOKEN,
         "JOBS_TOKEN": QUEUE_TOKEN,
+        "MAILERSEND_SECRET": "mailersend-secret-of-the-suite",
     }
     with module_project.serve(**environ) as process:
         asyncio.run(process.ready())
@@ -149,6 +152,25 @@ async def test_after_too_many_bad_signatures_an_address_is_not_looked_at(
     assert int(told.headers["retry-after"]) > 0
     await serving.running.says('"not_looked_at"')
     assert await Sender(serving, SENDER).good() == ACCEPTED
+
+
+async def test_a_handshake_that_anybody_can_sign_earns_no_trust(
+    serving: Serving, stranger: Sender
+) -> None:
+    body = b'{"type":"webhook.test","message":"ping","created_at":"2026-11-18T12:00:00Z"}'
+    signature = hmac.digest(b"test_Am3L1GuOIc4blLUuHqAPxxwkZaJyEk8G", body, "sha256").hex()
+    signed = {"content-type": "application/json", "signature": signature}
+    for _ in range(BURST + 1):
+        answer = await stranger.answer("POST", "/webhooks/mailersend", body, signed)
+        assert (answer.status_code, answer.content) == (200, b"")
+    assert await stranger.ask("POST", "/webhooks/mailersend", body, signed) == NOT_LOOKED_AT
+    assert await stranger.good() == NOT_LOOKED_AT
+    await serving.running.says('"handshake_answered"')
+    right = {"authorization": f"Bearer {ADMIN_TOKEN}"}
+    metrics = await Sender(serving, SENDER).answer("GET", "/metrics", b"", right)
+    counted = 'gateway_requests_total{outcome="greeted",route="mailersend"}'
+    assert f"{counted} {BURST + 1}.0" in metrics.text
+    assert 'outcome="accepted",route="mailersend"} 0.0' in metrics.text
 
 
 async def test_what_is_not_looked_at_is_not_read(serving: Serving, stranger: Sender) -> None:

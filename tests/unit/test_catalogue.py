@@ -22,7 +22,12 @@ from gateway.providers.schemes.items import items_reader
 from gateway.providers.schemes.keys import PublicKey
 from gateway.providers.schemes.places import Looked, Place, dig
 from gateway.providers.schemes.planting import plant
-from gateway.providers.schemes.sections import KINDS, SenderSection, SignedSection
+from gateway.providers.schemes.sections import (
+    KINDS,
+    BearerSection,
+    SenderSection,
+    SignedSection,
+)
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 NAMES = sorted(entry_names())
@@ -99,7 +104,14 @@ def is_get(path: Path) -> bool:
     return bool(json.loads(path.read_bytes())["method"] == "GET")
 
 
-SIGNED = [path for path in FILES if not is_refusal(path) and not is_get(path)]
+def is_unverified(path: Path) -> bool:
+    return bool(json.loads(path.read_bytes()).get("unverified", False))
+
+
+UNVERIFIED = [path for path in FILES if is_unverified(path)]
+SIGNED = [
+    path for path in FILES if not is_refusal(path) and not is_get(path) and not is_unverified(path)
+]
 
 
 def name_of(path: Path) -> str:
@@ -166,6 +178,24 @@ def test_what_the_vendors_code_signs_is_verified_and_read(vector: Vector) -> Non
         envelope = vector.provider.read(item)
         assert envelope.type == event["type"]
         assert envelope.id == (event["id"] or hashlib.sha256(item.body).hexdigest())
+
+
+@over(UNVERIFIED)
+def test_a_handshake_that_the_secret_does_not_prove_is_answered(vector: Vector) -> None:
+    with pytest.raises(BadSignature):
+        vector.verify()
+    greet = vector.provider.greet_unverified
+    assert greet is not None
+    greeting = greet(vector.incoming, now=vector.at)
+    assert greeting is not None
+    assert greeting.status == vector.answer["status"]
+    assert greeting.body.decode() == vector.answer["body"]
+
+
+@over(SIGNED)
+def test_an_event_is_no_handshake_that_needs_no_secret(vector: Vector) -> None:
+    greet = vector.provider.greet_unverified
+    assert greet is None or greet(vector.incoming, now=vector.at) is None
 
 
 @over(SIGNED)
@@ -333,7 +363,9 @@ def test_a_request_without_any_of_the_headers_that_prove_it_is_refused(vector: V
     bare = vector.incoming._replace(headers={})
     name = vector.provider.name
     scheme = read_scheme(name) if name in NAMES else None
-    if isinstance(scheme, SignedSection) and scheme.signature.at[0].source == "json":
+    proofs = scheme.signature.at if isinstance(scheme, SignedSection) else []
+    proofs = scheme.token.at if isinstance(scheme, BearerSection) else proofs
+    if proofs and proofs[0].source == "json":
         bare = bare._replace(body=b"{}")  # where the proof is in the body
     with pytest.raises(RequestRejected):
         vector.verify(bare)

@@ -386,6 +386,44 @@ def said(tmp_path: Path, *lines: str, provider: str = "hmac") -> list[str]:
             ],
             "whoever can change it could have anything signed",
         ),
+        ([SIGNED, "handshake: [{unsigned: true}]"], "without the exact `fields`"),
+        ([SIGNED, "handshake: [{when: {json.a: b}, constant_key: k}]"], "without the exact `f"),
+        (
+            [SIGNED, "handshake: [{unsigned: true, fields: {form.a: text, json.b: text}}]"],
+            "fields of the query, and of one of json and form",
+        ),
+        (
+            [SIGNED, "handshake: [{unsigned: true, fields: {header.x-a: text}}]"],
+            "without the exact `fields`",
+        ),
+        ([SIGNED, "handshake: [{unsigned: true, fields: {json.a.b: text}}]"], "a nested field"),
+        (
+            [SIGNED, "handshake: [{unsigned: true, fields: {json.a: text}, when: {json.b: c}}]"],
+            "json.b in `when` or in the answer, and not in `fields`",
+        ),
+        (
+            [SIGNED, "handshake: [{unsigned: true, fields: {query.a: text}, text: '{json.b}'}]"],
+            "json.b in `when` or in the answer, and not in `fields`",
+        ),
+        (
+            [
+                SIGNED,
+                "handshake: [{unsigned: true, fields: {json.a: text}, text: '{hmac.json.a}'}]",
+            ],
+            "strangers could have anything signed",
+        ),
+        (
+            [SIGNED, "handshake: [{unsigned: true, constant_key: k, fields: {json.a: text}}]"],
+            "`unsigned` and `constant_key`; one of the two",
+        ),
+        (
+            [SIGNED, "handshake: [{method: GET, unsigned: true, fields: {query.a: text}}]"],
+            "one of them, by POST",
+        ),
+        (
+            [SIGNED, "handshake: [{when: {json.a: b}, fields: {json.a: text}}]"],
+            "`fields` of a handshake that is verified",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(lines: list[str], expected: str, tmp_path: Path) -> None:
@@ -421,6 +459,7 @@ def test_the_replay_guard_is_on_where_the_id_is_not_signed() -> None:
     assert made(id="header.x-id", replay_guard=False).replay_policy("a", refuse) is None
     assert made(id="json.id").replay_policy("a", refuse) is None
     assert made(id="digest").replay_policy("a", refuse) is None
+    assert made(id="uuid").replay_policy("a", refuse) is refuse
     assert made(id="header.x-id", signed="{id}.{body}").replay_policy("a", refuse) is None
 
 

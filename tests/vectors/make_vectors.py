@@ -678,6 +678,117 @@ def meta_handshake() -> None:
     )
 
 
+def open_handshakes() -> None:
+    """Requests that are answered although the route's secret does not prove them."""
+    test_key = "test_Am3L1GuOIc4blLUuHqAPxxwkZaJyEk8G"
+    body = compact(
+        {"type": "webhook.test", "message": "This is a ping test message", "created_at": ISO}
+    )
+    write(
+        "mailersend",
+        "webhook-test",
+        made_by="signed with Python's hmac and the key of MailerSend's documentation",
+        secret="mailersend-secret",
+        headers=JSON | {"signature": digest(test_key, body).hex()},
+        body=body,
+        events=[],
+        unverified=True,
+        answer={"status": 200, "body": ""},
+    )
+    write(
+        "woocommerce",
+        "ping",
+        made_by="none: the form of WC_Webhook::deliver_ping; nothing is signed",
+        secret="a-secret-of-the-receiver",
+        headers=FORM | {"user-agent": "WooCommerce/10.3.0 Hookshot (WordPress/6.8.3)"},
+        body="webhook_id=143",
+        events=[],
+        unverified=True,
+        answer={"status": 200, "body": ""},
+    )
+    token = "Validation: Testing client application reachability for subscription Request-Id: 8a4b"
+    write(
+        "microsoft-graph",
+        "validation",
+        made_by="none: the request of Microsoft's page; nothing is signed",
+        secret="secretClientValue",
+        url="https://gateway.example.com/webhooks/microsoft-graph?"
+        + urlencode({"validationToken": token}),
+        headers={"content-type": "text/plain; charset=utf-8"},
+        body="",
+        events=[],
+        unverified=True,
+        answer={"status": 200, "body": token},
+    )
+
+
+def woocommerce() -> None:
+    secret = "a-secret-of-the-receiver"
+    cases = {
+        "event": ("order.updated", {"id": 727, "status": "processing", "total": "29.35"}),
+        "deleted": ("order.deleted", {"id": 727}),
+    }
+    for case, (topic, document) in cases.items():
+        resource, _, event = topic.partition(".")
+        body = compact(document)
+        signature = b64(digest(secret, body))
+        delivery_id = "0f7d3c8a5c8e2d9b1f64ab2d0ce95a1e"
+        headers = {
+            "x-wc-webhook-source": "https://shop.example.com/",
+            "x-wc-webhook-topic": topic,
+            "x-wc-webhook-resource": resource,
+            "x-wc-webhook-event": event,
+            "x-wc-webhook-signature": signature,
+            "x-wc-webhook-id": "143",
+            "x-wc-webhook-delivery-id": delivery_id,
+        }
+        write(
+            "woocommerce",
+            case,
+            made_by=NO_CODE.format("WooCommerce (but for the PHP of its shop)"),
+            secret=secret,
+            headers=JSON | headers,
+            body=body,
+            events=one(f"{delivery_id}.{signature}", topic),
+        )
+
+
+def microsoft_graph() -> None:
+    """The notification of Microsoft's page, twice: each item shows the clientState."""
+    tenant = "84bd8158-6d4d-4958-8b9f-9d6445542f95"
+    subscription = "e3898f08-5cd0-4a6a-80fc-6addbfb73b7b"
+
+    def item(id: str, change: str) -> dict[str, Any]:
+        return {
+            "id": id,
+            "subscriptionId": subscription,
+            "subscriptionExpirationDateTime": "2026-11-02T22:11:09.952Z",
+            "clientState": "secretClientValue",
+            "changeType": change,
+            "resource": "users/622eaaff/messages/AAMkAGUwNjQ4ZjIxAAA=",
+            "tenantId": tenant,
+            "resourceData": {
+                "@odata.type": "#Microsoft.Graph.Message",
+                "@odata.etag": 'W/"CQAAABYAAADkrWGo7bouTKlsgTZMr9KwAAAUWRHf"',
+                "id": "AAMkAGUwNjQ4ZjIxAAA=",
+            },
+        }
+
+    body = compact({"value": [item("lsgTZMr9KwAAA", "created"), item("lsgTZMr9KwAAB", "updated")]})
+    write(
+        "microsoft-graph",
+        "event",
+        made_by=NO_SIGNATURE.format("Microsoft Graph"),
+        secret="secretClientValue",
+        headers=JSON,
+        body=body,
+        events=[
+            {"id": f"{subscription}.lsgTZMr9KwAAA", "type": "created"},
+            {"id": f"{subscription}.lsgTZMr9KwAAB", "type": "updated"},
+        ],
+    )
+
+
 def main() -> None:
     for make in (
         slack,
@@ -693,6 +804,9 @@ def main() -> None:
         twitch,
         tokens,
         meta_handshake,
+        open_handshakes,
+        woocommerce,
+        microsoft_graph,
     ):
         make()
 

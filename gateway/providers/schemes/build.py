@@ -6,6 +6,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Final
 
+from gateway.notation.problems import Unexpected
 from gateway.providers.provider import (
     CREDENTIALS,
     SECRET_BYTES,
@@ -22,7 +23,7 @@ from gateway.providers.provider import (
 )
 from gateway.providers.schemes.coverage import check_scheme, covers_choice
 from gateway.providers.schemes.drafts import make_drafts
-from gateway.providers.schemes.handshake import make_greet, make_greet_by_get
+from gateway.providers.schemes.handshake import make_greet, make_greet_by_get, make_greet_unverified
 from gateway.providers.schemes.keys import (
     PRIVATE_PREFIX,
     PUBLIC_PREFIX,
@@ -43,12 +44,13 @@ from gateway.providers.schemes.sections import (
 )
 from gateway.providers.schemes.signer import make_sign
 from gateway.providers.schemes.tokens import (
+    AUTHORIZATION,
     make_basic,
     make_bearer,
     read_basic_key,
     read_bearer_key,
 )
-from gateway.providers.schemes.verifier import make_verify
+from gateway.providers.schemes.verifier import Split, make_verify
 from gateway.providers.schemes.words import describe_scheme
 
 MAX_BODY: Final = 1024**2
@@ -66,10 +68,12 @@ def make_provider(
     """Raises Unexpected where one key contradicts another."""
     check_scheme(section)
     split = make_split(section)
-    read_key, make = _keys(kind, section)
+    read_any_key, make = _keys(kind, section)
+    read_key = _without_constants(read_any_key, section)
+    verify = _verify(section, split)
     return Provider(
         name=name,
-        verify=_verify(kind, section),
+        verify=verify,
         read=make_read(section),
         sign=make_sign(section, read_key),
         redelivery=section.redelivery,
@@ -85,6 +89,12 @@ def make_provider(
         parses_first=parses_first(section),
         split=split,
         greet=make_greet(section.handshake),
+        greet_unverified=make_greet_unverified(
+            section.handshake,
+            proof_headers=_proof_headers(section),
+            verify=verify,
+            read_key=read_any_key,
+        ),
         greet_by_get=make_greet_by_get(section.handshake),
         acknowledgement=_acknowledgement(section),
         refusal_status=section.refusal,
@@ -98,10 +108,39 @@ def make_provider(
     )
 
 
-def _verify(kind: str, section: SenderSection) -> Verify:
+def _verify(section: SenderSection, split: Split | None) -> Verify:
     if isinstance(section, SignedSection):
-        return make_verify(section, make_split(section))
-    return make_bearer(section) if isinstance(section, BearerSection) else make_basic()
+        return make_verify(section, split)
+    return make_bearer(section, split) if isinstance(section, BearerSection) else make_basic()
+
+
+def _without_constants(
+    read: Callable[[bytes], Key], section: SenderSection
+) -> Callable[[bytes], Key]:
+    """Refuse the published key of a handshake as a secret: anybody could sign events with it."""
+    constants = {said.constant_key for said in section.handshake if said.constant_key is not None}
+    if not constants:
+        return read
+
+    def read_key(secret: bytes) -> Key:
+        if secret.strip().decode("utf-8", "replace") in constants:
+            raise Unexpected(
+                found="the published key with which the sender signs its test request",
+                expected="the signing secret of the webhook: anybody can sign with the other one",
+            )
+        return read(secret)
+
+    return read_key
+
+
+def _proof_headers(section: SenderSection) -> list[str]:
+    if isinstance(section, SignedSection):
+        places = section.signature.at
+    elif isinstance(section, BearerSection):
+        places = section.token.at
+    else:
+        places = [Place("header", AUTHORIZATION)]
+    return [place.name for place in places if place.source == "header"]
 
 
 def _keys(kind: str, section: SenderSection) -> tuple[Callable[[bytes], Key], Callable[[], str]]:

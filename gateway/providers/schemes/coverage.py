@@ -3,7 +3,14 @@
 from gateway.notation.problems import Unexpected, describe
 from gateway.providers.schemes.handshake import signed_places
 from gateway.providers.schemes.places import Place
-from gateway.providers.schemes.sections import DIGEST, HmacSection, SenderSection, SignedSection
+from gateway.providers.schemes.sections import (
+    DIGEST,
+    UUID,
+    BasicSection,
+    HmacSection,
+    SenderSection,
+    SignedSection,
+)
 from gateway.providers.schemes.template import Template
 
 
@@ -11,8 +18,20 @@ def check_scheme(section: SenderSection) -> None:
     """What one key says about another. Raises Unexpected."""
     if section.batch is not None and not any(is_of_item(choice) for choice in section.id):
         raise Unexpected(found="a batch whose items share one id", expected="an id in each item")
+    if section.each and (section.batch is None or isinstance(section, BasicSection)):
+        raise Unexpected(
+            found="`each` without `batch`, or of a sender whose items hold no proof",
+            expected="where the items are, and a signature or a token in each",
+        )
     if isinstance(section, SignedSection):
         _check_signed(section)
+    if any(said.constant_key for said in section.handshake) and not isinstance(
+        section, HmacSection
+    ):
+        raise Unexpected(
+            found="`constant_key` of a sender that does not sign with a shared secret",
+            expected="provider: hmac",
+        )
     for place in (place for said in section.handshake for place in signed_places(said)):
         if not isinstance(section, HmacSection) or not covers(section, place):
             raise Unexpected(
@@ -23,7 +42,7 @@ def check_scheme(section: SenderSection) -> None:
 
 def is_of_item(choice: Template) -> bool:
     """Whether an id differs between the items of a batch."""
-    return str(choice) == DIGEST or any(place.source == "json" for place in choice.places)
+    return str(choice) in (DIGEST, UUID) or any(place.source == "json" for place in choice.places)
 
 
 def _check_signed(section: SignedSection) -> None:
@@ -32,10 +51,8 @@ def _check_signed(section: SignedSection) -> None:
         raise Unexpected(found="{timestamp} in `signed`", expected="`timestamp`: where it is")
     if timestamp is None and section.tolerance is not None:
         raise Unexpected(found="a tolerance without `timestamp`", expected="a signed time, or none")
-    if section.signed.has("id") and any(str(choice) == DIGEST for choice in section.id):
+    if section.signed.has("id") and any(str(choice) in (DIGEST, UUID) for choice in section.id):
         raise Unexpected(found="{id} in `signed`", expected="`id`: where it is, and no digest")
-    if section.each and section.batch is None:
-        raise Unexpected(found="`each` without `batch`", expected="where the items are")
     if timestamp is not None and not all(covers(section, place) for place in timestamp.at):
         raise Unexpected(
             found=f"a timestamp in {describe(str(timestamp.at[0]))}, which is not signed",
@@ -73,4 +90,6 @@ def covers_choice(section: SignedSection, choice: Template) -> bool:
     """Whether all of a value is signed; a digest is as good as the body that it is made of."""
     if str(choice) == DIGEST:
         return section.signed.has("body")
+    if str(choice) == UUID:
+        return False  # a captured request would be a new event each time
     return all(covers(section, place) for place in choice.places)

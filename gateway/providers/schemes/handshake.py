@@ -1,19 +1,37 @@
 """Requests that are no events, and their answers: challenges, pings, checks of the URL."""
 
 import hmac
+import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 import orjson
 
-from gateway.errors import BadPayload, BadSignature
+from gateway.errors import BadPayload, BadSignature, RequestRejected
+from gateway.model import is_form
 from gateway.notation.problems import Unexpected
-from gateway.providers.provider import Greet, Greeting, Incoming, Key
-from gateway.providers.schemes.places import Looked, Place, Reader
+from gateway.providers.provider import (
+    Greet,
+    Greeting,
+    GreetUnverified,
+    Incoming,
+    Key,
+    Verify,
+)
+from gateway.providers.schemes.places import Looked, Place, Reader, to_text
 from gateway.providers.schemes.sections import HandshakeSection
 from gateway.providers.schemes.template import Part, Template, parse_template
 
 LONGEST_ECHO: Final = 2048
+LARGEST_OPEN_BODY: Final = 1024
+"""The largest body of a handshake that no secret of the route proves; the known ones have less
+than 150 bytes."""
+_KINDS: Final = {
+    # Without control characters, and without what could begin a tag: it may be echoed.
+    "text": re.compile("[^\x00-\x1f\x7f-\x9f<>\ud800-\udfff]{1,2048}"),
+    "digits": re.compile("[0-9]{1,20}"),
+}
 HMAC: Final = "hmac."
 TEXT: Final = "text/plain; charset=utf-8"
 WRONG_TOKEN: Final = Greeting(403, b"")
@@ -23,7 +41,7 @@ Fill = Callable[[Looked, Key], str]
 
 def make_greet(handshakes: Sequence[HandshakeSection]) -> Greet | None:
     """Looks for a handshake in a verified request; None where the sender has none."""
-    signed = [_handshake(one) for one in handshakes if one.method == "POST"]
+    signed = [_handshake(one) for one in handshakes if one.method == "POST" and not one.is_open]
     if not signed:
         return None
 
@@ -52,6 +70,74 @@ def make_greet_by_get(handshakes: Sequence[HandshakeSection]) -> Greet | None:
         return None
 
     return greet
+
+
+def make_greet_unverified(
+    handshakes: Sequence[HandshakeSection],
+    *,
+    proof_headers: Sequence[str],
+    verify: Verify,
+    read_key: Callable[[bytes], Key],
+) -> GreetUnverified | None:
+    """Answer the handshakes that no secret of the route proves: they are closed to all but one
+    exact set of fields, and `proof_headers`, where the sender's events have their proof, must be
+    absent from an unsigned one."""
+    opened = [
+        (
+            _handshake(said),
+            _Shape(said.fields),
+            None if said.constant_key is None else read_key(said.constant_key.encode()),
+        )
+        for said in handshakes
+        if said.is_open
+    ]
+    if not opened:
+        return None
+
+    def greet(incoming: Incoming, *, now: datetime) -> Greeting | None:
+        for handshake, shape, key in opened:
+            try:
+                looked = Looked(incoming, is_verified=False)
+                if not shape.fits(looked) or not handshake.fits(looked):
+                    continue
+                if key is not None:
+                    verify(incoming, keys=[key], now=now, tolerance=None)
+                elif any(name in incoming.headers for name in proof_headers):
+                    continue
+                return handshake.answer(looked, None)
+            except RequestRejected:
+                continue
+        return None
+
+    return greet
+
+
+class _Shape:
+    """The exact fields of a request, in its query and its body."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._kinds = {Place.parse(field): _KINDS[kind] for field, kind in fields.items()}
+        self._body = next((one.source for one in self._kinds if one.source != "query"), None)
+
+    def fits(self, looked: Looked) -> bool:
+        """Whether the request has each field once, with a value of its kind, and nothing else."""
+        if len(looked.body) > LARGEST_OPEN_BODY:
+            return False
+        found = [(Place("query", name), value) for name, value in looked.query_fields]
+        if self._body is None and looked.body:
+            return False
+        if self._body == "form":
+            found += [(Place("form", name), value) for name, value in looked.form_fields]
+        elif self._body == "json":
+            document = None if is_form(looked.headers, looked.body) else looked.json
+            if not isinstance(document, dict):
+                return False
+            found += [
+                (Place("json", name), to_text(value) or "") for name, value in document.items()
+            ]
+        return sorted(place for place, _ in found) == sorted(self._kinds) and all(
+            self._kinds[place].fullmatch(value) for place, value in found
+        )
 
 
 def _is_token(place: Place, looked: Looked, key: Key) -> bool:

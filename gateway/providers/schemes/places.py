@@ -66,7 +66,12 @@ class Looked:
     @cached_property
     def query(self) -> Mapping[str, str]:
         """The parameters of the URL."""
-        return dict(self._fields(urlsplit(self.incoming.url).query))
+        return dict(self.query_fields)
+
+    @cached_property
+    def query_fields(self) -> list[tuple[str, str]]:
+        """The parameters of the URL in their order."""
+        return self._fields(urlsplit(self.incoming.url).query)
 
     def _fields(self, text: str) -> list[tuple[str, str]]:
         try:
@@ -96,7 +101,7 @@ def _parse_unverified(document: bytes) -> Any:
         raise BadSignature("the body holds the signature, and is no exact JSON") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Place:
     """One place in a request."""
 

@@ -1,6 +1,7 @@
 """What a verified request says of its event: id, type, account and time."""
 
 import hashlib
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -12,7 +13,7 @@ from gateway.providers.provider import Incoming, Read
 from gateway.providers.schemes.batch import split_items
 from gateway.providers.schemes.moments import bounded, parse_moment
 from gateway.providers.schemes.places import Looked, Place, Reader, dig
-from gateway.providers.schemes.sections import DIGEST, MomentSection, SenderSection
+from gateway.providers.schemes.sections import DIGEST, UUID, MomentSection, SenderSection
 from gateway.providers.schemes.template import Template
 from gateway.providers.schemes.verifier import Split
 
@@ -42,11 +43,16 @@ _LIVEMODES = {"true": True, "live": True, "false": False, "test": False}
 
 
 def _readers(choices: Sequence[Template]) -> list[Reader]:
-    return [_digest if str(choice) == DIGEST else choice.reader() for choice in choices]
+    own: dict[str, Reader] = {DIGEST: _digest, UUID: _uuid}
+    return [own.get(str(choice)) or choice.reader() for choice in choices]
 
 
 def _digest(looked: Looked) -> str:
     return hashlib.sha256(looked.body).hexdigest()
+
+
+def _uuid(_: Looked) -> str:
+    return str(uuid.uuid4())
 
 
 def _text(readers: Sequence[Reader], looked: Looked, key: str, names: str) -> str:

@@ -19,11 +19,14 @@ from gateway.providers.schemes.places import PLACE_PATTERN, Place
 from gateway.providers.schemes.template import WORDS, Template, parse_choice, parse_template
 
 DIGEST: Final = "digest"
+UUID: Final = "uuid"
+"""A new id for every request, for senders whose events have neither an id nor unique bytes."""
 DAY: Final = timedelta(days=1)
 TOLERANCE: Final = timedelta(minutes=5)
 REDELIVERY: Final = timedelta(days=7)
 """Where nobody has said how long a sender comes back: long enough for all that have."""
 MOST_HANDSHAKES: Final = 8
+MOST_OPEN_FIELDS: Final = 8
 Unit = Literal["s", "ms", "s_or_ms", "iso"]
 UNIT: Final = (
     "Unix seconds, milliseconds, either of the two (milliseconds have 13 digits), or ISO 8601 with"
@@ -140,7 +143,23 @@ class HandshakeSection(Section):
     """A request that is no event, and its answer."""
 
     method: Literal["POST", "GET", "HEAD"] = Field(
-        default="POST", description="POST is verified like an event; the others are not signed."
+        default="POST",
+        description="POST is verified like an event, unless `unsigned` or `constant_key` say"
+        " otherwise; the others are not signed.",
+    )
+    unsigned: StrictBool = Field(
+        default=False, description="POST: whether the sender does not sign this one request."
+    )
+    constant_key: SomeText | None = Field(
+        default=None,
+        description="POST: the published key with which the sender signs this one request, in"
+        " place of the route's secret.",
+    )
+    fields: dict[str, Literal["text", "digits"]] = Field(
+        default_factory=dict,
+        max_length=MOST_OPEN_FIELDS,
+        description="With `unsigned` or `constant_key`: every field that the request has, in query"
+        " and body, and whether it holds text or digits. Any other field, and it is refused.",
     )
     when: dict[str, str | int | bool] = Field(
         default_factory=dict, description="What must be where, such as json.type: ping."
@@ -155,19 +174,68 @@ class HandshakeSection(Section):
         default=None, alias="json", description="The answer as JSON, with places in its values."
     )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the request is answered although the route's secrets did not sign it."""
+        return self.unsigned or self.constant_key is not None
+
 
 def _check_when(handshakes: list[HandshakeSection]) -> list[HandshakeSection]:
     for handshake in handshakes:
         for place in handshake.when:
             Place.parse(place)
-        if handshake.method == "POST" and not handshake.when:
+        if handshake.method == "POST" and not handshake.when and not handshake.is_open:
             raise Unexpected(found="a handshake by POST without `when`", expected="what tells it")
         if handshake.method != "POST" and _uses_key(handshake):
             raise Unexpected(
                 found="{hmac...} in an answer to a request that nobody signs",
                 expected="none: strangers could have anything signed",
             )
+        _check_open(handshake)
     return handshakes
+
+
+def _check_open(handshake: HandshakeSection) -> None:
+    """Check that a handshake which no secret of the route proves is closed to all other shapes."""
+    if not handshake.is_open:
+        if handshake.fields:
+            raise Unexpected(
+                found="`fields` of a handshake that is verified",
+                expected="`fields` with `unsigned` or `constant_key` only",
+            )
+        return
+    if handshake.method != "POST" or handshake.token is not None:
+        raise Unexpected(
+            found="`unsigned` or `constant_key` with another method than POST, or with `token`",
+            expected="one of them, by POST",
+        )
+    if handshake.unsigned and handshake.constant_key is not None:
+        raise Unexpected(found="`unsigned` and `constant_key`", expected="one of the two")
+    if _uses_key(handshake):
+        raise Unexpected(
+            found="{hmac...} in the answer to a request that no secret of the route proves",
+            expected="none: strangers could have anything signed",
+        )
+    fields = [Place.parse(field) for field in handshake.fields]
+    in_body = {field.source for field in fields} - {"query"}
+    if not fields or "header" in in_body or len(in_body) > 1:
+        raise Unexpected(
+            found="`unsigned` or `constant_key` without the exact `fields` of the request",
+            expected="fields of the query, and of one of json and form",
+        )
+    if any(field.source == "json" and len(field.keys) > 1 for field in fields):
+        raise Unexpected(found="`fields` with a nested field", expected="top-level fields")
+    answers = [handshake.text or "", *(handshake.json_answer or {}).values()]
+    read = {*handshake.when, *(str(p) for text in filter(None, answers) for p in _places(text))}
+    if missing := sorted(read - set(handshake.fields)):
+        raise Unexpected(
+            found=f"{missing[0]} in `when` or in the answer, and not in `fields`",
+            expected="every place of the handshake in `fields`",
+        )
+
+
+def _places(text: str) -> list[Place]:
+    return parse_template(text).places
 
 
 def _uses_key(handshake: HandshakeSection) -> bool:
@@ -188,7 +256,8 @@ class SenderSection(Section):
     id: Choices = Field(
         default=[parse_choice(DIGEST)],
         description="Where the event's id is: a place, text with places in braces, or several of"
-        " which the first that is there; `digest` is the SHA-256 of the body.",
+        " which the first that is there; `digest` is the SHA-256 of the body, `uuid` a new id for"
+        " every request.",
     )
     type: Choices = Field(
         description="Where the event's type is, in the same notation; other text is the type."
@@ -204,6 +273,10 @@ class SenderSection(Section):
         default=None,
         description="Where the list is if a request brings several events: json for the body"
         " itself, or json.events, or form.name. Other places are then those of each item.",
+    )
+    each: StrictBool = Field(
+        default=False,
+        description="Whether each item of the batch has a signature or a token of its own.",
     )
     ack: AckSection = Field(
         default_factory=AckSection, description="What the sender wants to see for its event."
@@ -255,9 +328,6 @@ class SignedSection(SenderSection):
     )
     url_decodes: SomeText | None = Field(
         default=None, description="Characters that the sender decodes in the URL before it signs."
-    )
-    each: StrictBool = Field(
-        default=False, description="Whether each item of the batch has a signature of its own."
     )
 
 

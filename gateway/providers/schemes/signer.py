@@ -79,10 +79,11 @@ def make_sign(section: SenderSection, read_key: ReadKey) -> Sign:
             _fill(draft, section, id)
             _sign(draft, section, read_key(secret), now)
         elif isinstance(section, BearerSection):
-            draft.put(
-                section.token.at[0],
-                (section.token.prefix or "") + secret.decode("utf-8", "replace"),
-            )
+            token = (section.token.prefix or "") + secret.decode("utf-8", "replace")
+            if section.each:
+                _prove_each(draft, section, section.token.at[0], lambda _: token)
+            else:
+                draft.put(section.token.at[0], token)
         else:
             draft.headers[AUTHORIZATION] = f"Basic {base64.b64encode(secret).decode()}"
         return Signed(draft.headers, draft.body, draft.url)
@@ -140,7 +141,8 @@ def _sign(draft: Draft, section: SignedSection, key: Key, now: datetime) -> None
     if section.body_hash is not None:
         _put_body_hash(draft, section.body_hash)
     if section.each:
-        _sign_each(draft, section, key)
+        place = section.signature.at[0]
+        _prove_each(draft, section, place, lambda item: _signature(section, item, key))
         return
     signature = _signature(section, draft.incoming(), key)
     _put_item(draft, section.signature, signature)
@@ -180,14 +182,16 @@ def _signature(section: SignedSection, incoming: Incoming, key: Key) -> str:
     return (section.signature.prefix or "") + encode(digest, encoding).decode()
 
 
-def _sign_each(draft: Draft, section: SignedSection, key: Key) -> None:
+def _prove_each(
+    draft: Draft, section: SenderSection, place: Place, prove: Callable[[Incoming], str]
+) -> None:
+    """Put a signature or a token into every item of a batch."""
     split = make_split(section)
-    place = section.signature.at[0]
     items = [] if split is None else split(draft.incoming())
     signed = []
     for item in items:
         document = orjson.loads(item.body)
-        plant(document, place.keys, _signature(section, item, key))
+        plant(document, place.keys, prove(item))
         signed.append(document)
     if isinstance(section.batch, Place) and section.batch.source == "json":
         whole = orjson.loads(draft.body)

@@ -12,6 +12,7 @@ from gateway.notation.problems import Unexpected
 from gateway.providers.provider import Incoming, Key, Verified, Verify
 from gateway.providers.schemes.places import Looked, Reader
 from gateway.providers.schemes.sections import BearerSection
+from gateway.providers.schemes.verifier import Split, split_unverified
 from gateway.providers.signature import OTHERS_BEARER
 
 MOST_CHARS: Final = 4096
@@ -36,12 +37,26 @@ def read_basic_key(secret: bytes) -> Key:
     return _digest(base64.b64encode(secret))
 
 
-def make_bearer(section: BearerSection) -> Verify:
-    """Compares the token that is sent."""
+def make_bearer(section: BearerSection, split: Split | None) -> Verify:
+    """Compare the token that is sent, or the token of every item of a batch."""
     readers = [place.reader() for place in section.token.at]
     names = ", ".join(map(str, section.token.at))
     prefix = section.token.prefix or ""
-    return _make_verify(lambda looked: _borne(readers, looked, prefix), names)
+    verify = _make_verify(lambda looked: _borne(readers, looked, prefix), names)
+    return verify if split is None or not section.each else _make_verify_each(verify, split)
+
+
+def _make_verify_each(verify_item: Verify, split: Split) -> Verify:
+    def verify(
+        incoming: Incoming, *, keys: Sequence[Key], now: datetime, tolerance: timedelta | None
+    ) -> Verified:
+        found = [
+            verify_item(item, keys=keys, now=now, tolerance=tolerance)
+            for item in split_unverified(split, incoming)
+        ]
+        return found[0]
+
+    return verify
 
 
 def _borne(readers: Sequence[Reader], looked: Looked, prefix: str) -> str | None:

@@ -83,7 +83,7 @@ def make_verify(section: SignedSection, split: Split | None) -> Verify:
         if each is None:
             index = check(looked, keys)
         else:
-            index = _check_each(check, _unverified(each, incoming), keys)
+            index = _check_each(check, split_unverified(each, incoming), keys)
         if check_body is not None:
             check_body(looked)
         if read_time is None:
@@ -128,16 +128,18 @@ def _make_check(section: SignedSection) -> Check:
     return check
 
 
-def _unverified(split: Split, incoming: Incoming) -> Sequence[Incoming]:
+def split_unverified(split: Split, incoming: Incoming) -> Sequence[Incoming]:
+    """Return the items of a batch that prove their sender one by one. Raises BadSignature."""
     try:
-        return split(incoming)
+        items = split(incoming)
     except BadPayload as error:
         raise BadSignature(error.reason) from None
+    if not items:
+        raise BadSignature("no item, and so no proof")
+    return items
 
 
 def _check_each(check: Check, items: Sequence[Incoming], keys: Sequence[Key]) -> int:
-    if not items:
-        raise BadSignature("no item, and so no signature")
     found = [check(Looked(item, is_verified=False), keys) for item in items]
     return found[0]
 

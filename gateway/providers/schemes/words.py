@@ -9,6 +9,7 @@ from gateway.providers.schemes.places import Place
 from gateway.providers.schemes.sections import (
     DIGEST,
     TOLERANCE,
+    UUID,
     BearerSection,
     HandshakeSection,
     HmacSection,
@@ -86,6 +87,8 @@ def _where(batch: Place | str) -> str:
 
 
 def _said(choice: str) -> str:
+    if choice == UUID:
+        return "a new UUID per request"
     return "SHA-256 of the body" if choice == DIGEST else choice
 
 
@@ -102,7 +105,14 @@ def _unsigned(section: SenderSection) -> tuple[str, ...]:
 
 def _handshake(handshake: HandshakeSection) -> str:
     when = ", ".join(f"{place} = {value}" for place, value in handshake.when.items())
-    asked = f"{handshake.method} with {when}" if when else handshake.method
+    asked: str = handshake.method
+    if handshake.unsigned:
+        asked = f"unsigned {asked}"
+    elif handshake.constant_key is not None:
+        asked = f"{asked} signed with {handshake.constant_key}"
+    if handshake.fields:
+        asked += f" of nothing but {', '.join(handshake.fields)}"
+    asked = f"{asked} with {when}" if when else asked
     if handshake.json_answer is not None:
         answer = "JSON with " + ", ".join(handshake.json_answer)
     else:

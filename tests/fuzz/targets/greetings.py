@@ -23,6 +23,8 @@ def _check(data: bytes) -> None:
     query, *values, body = parts(data[2:], FIELDS + 2)
     url = chosen.incoming.url.partition("?")[0] + "?" + header(query)
     incoming = Incoming(headers_of(chosen, values), body, "POST", url)
+    if provider.greet_unverified is not None:
+        _check_greeting(provider.greet_unverified(incoming, now=chosen.at))
     try:
         if provider.greet_by_get is not None:
             asked = incoming._replace(method="GET", body=b"")
