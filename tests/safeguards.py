@@ -391,8 +391,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a session of a pooler is told for a transaction only",
         "gateway/ledger/pooler.py",
-        'f"set_config({_quote(n)}, {_quote(v)}, true)"',
-        'f"set_config({_quote(n)}, {_quote(v)}, false)"',
+        'f"set local {name} = {_literal(name, value)}"',
+        'f"set {name} = {_literal(name, value)}"',
         "tests/integration/test_pgbouncer.py::"
         "test_every_statement_is_told_the_settings_and_leaves_none",
     ),

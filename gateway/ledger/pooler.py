@@ -32,16 +32,18 @@ class ThroughPooler(Base):
     _isolation = ""
 
     def demand(self, settings: Mapping[str, str], *, isolation: str | None = None) -> None:
-        """Set these in every transaction from now on, beside what is set already."""
-        values = [f"set_config({_quote(n)}, {_quote(v)}, true)" for n, v in settings.items()]
-        told = [self._told, f"select {', '.join(values)}"] if values else [self._told]
-        self._told = "; ".join(filter(None, told))
+        """Set these in every transaction from now on, beside what is set already.
+
+        SET is no query, unlike a call of set_config: a handler can still set its isolation level.
+        """
+        told = [f"set local {name} = {_literal(name, value)}" for name, value in settings.items()]
+        self._told = "; ".join(filter(None, [self._told, *told]))
         if isolation is not None:
             self._isolation = f"set transaction isolation level {isolation}"
 
     def _opening(self, begin: str = "") -> str:
-        """Return what comes first in a transaction. Its isolation level can be set only before the
-        first query, and `select set_config` is one; a `begin` that names a level keeps it."""
+        """Return what comes first in a transaction. A `begin` that names an isolation level keeps
+        it."""
         isolation = "" if "isolation" in begin.lower() else self._isolation
         return "; ".join(filter(None, [begin, isolation, self._told]))
 
@@ -145,5 +147,6 @@ def _first_line(query: str) -> str:
     return line + separator if line.startswith("--") else ""
 
 
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _literal(setting: str, value: str) -> str:
+    """Return the value as SET takes it: a search_path is a list of identifiers already."""
+    return value if setting == "search_path" else "'" + value.replace("'", "''") + "'"
