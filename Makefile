@@ -41,7 +41,7 @@ cluster: $(READY) ## several machines: cut networks and lose primaries under loa
 	@$(BIN)/python -m tests.cluster --pgbouncer --faults kill-primary,cut-primary $(if $(SEED),--seed $(SEED))
 	@$(BIN)/pytest -q tests/cluster/rolling_upgrade.py
 
-POOLED := run once order publish upsert jobs limits prune discard bulk retention claims reconcile forward queue rejected
+POOLED := run own_transaction once order publish upsert jobs limits prune discard bulk retention claims reconcile forward queue rejected
 test-pgbouncer: $(READY) ## runs, orders and faults once more, through a real PgBouncer (PGBOUNCER= for another one), about 8 minutes
 	@POOLER=1 $(BIN)/pytest $(POOLED:%=tests/integration/test_%.py) tests/e2e/test_failpoints.py tests/e2e/test_processes.py tests/integration/test_pgbouncer.py
 

@@ -246,6 +246,18 @@ class LeaseLost(GatewayError):
     """The delivery is leased by someone else now, or settled."""
 
 
+class StatementRefused(GatewayError):
+    """A handler's SQL was refused: it would end the transaction, or break the session."""
+
+
+class TransactionReadOnly(GatewayError):
+    """A handler made its transaction read only, so the delivery cannot be completed in it."""
+
+
+class TransactionEnded(GatewayError):
+    """A handler ended its transaction, so its effect may be committed without its delivery."""
+
+
 class HandlerSignal(GatewayError):
     """Raised by a handler to decide what becomes of its delivery."""
 

@@ -165,9 +165,75 @@ SAFEGUARDS: Final = (
     Safeguard(
         "effect and completion are a single transaction",
         "gateway/ledger/sessions.py",
-        '        query = f"{last}; commit and chain" if chain else f"{last}; commit"\n',
-        '        query = f"commit; {last}"\n',
+        "        await self.connection.execute(query)\n        if self.is_foreign:\n",
+        '        await self.connection.execute(f"commit; {last}")\n        if self.is_foreign:\n',
         "tests/integration/test_run.py::test_a_handlers_write_and_its_completion_are_one_commit",
+    ),
+    Safeguard(
+        "SQL that would end a handler's transaction is not sent",
+        "gateway/run/context.py",
+        "        check_statement(query)\n",
+        "",
+        "tests/integration/test_own_transaction.py"
+        "::test_a_statement_that_ends_the_transaction_is_refused[commit-raises]",
+    ),
+    Safeguard(
+        "a run is settled only in the transaction that began with its lease",
+        "gateway/ledger/migrations/0023_transactions.sql",
+        "    if coalesce(proof, '') = '' or current_setting('gateway.transaction', true)"
+        " is distinct from proof then\n",
+        "    if false then\n",
+        "tests/integration/test_own_transaction.py"
+        "::test_completion_demands_the_transaction_that_began_with_the_lease"
+        "[commit and chain-returns]",
+    ),
+    Safeguard(
+        "a handler that committed by itself and then failed is not run again",
+        "gateway/run/execution.py",
+        "            error = await self._check_transaction(error)\n",
+        "            pass\n",
+        "tests/integration/test_own_transaction.py"
+        "::test_completion_demands_the_transaction_that_began_with_the_lease[commit-raises]",
+    ),
+    Safeguard(
+        "a statement that a handler prepared is not left to the next delivery",
+        "gateway/ledger/connection.py",
+        " select gateway.forget_session();",
+        "",
+        "tests/integration/test_session_state.py"
+        "::test_what_a_handler_set_is_undone[direct-prepare-text-commit]",
+    ),
+    Safeguard(
+        "a delivery is settled as the gateway, whichever role its handler took",
+        "gateway/ledger/sessions.py",
+        'f"{OWN_ROLE}; " if self.is_foreign else ""',
+        '""',
+        "tests/integration/test_session_state.py"
+        "::test_a_handler_that_changes_its_session_completes[set role a_role_of_the_test]",
+    ),
+    Safeguard(
+        "a key is marked as done by the gateway, whichever role its handler took",
+        "gateway/run/execution.py",
+        "                    await self._context.db.take_own_role()\n",
+        "",
+        "tests/integration/test_session_state.py"
+        "::test_a_handler_that_acts_once_per_key_may_take_a_role",
+    ),
+    Safeguard(
+        "a prepared statement that went stale burns no attempt of the next delivery",
+        "gateway/run/execution.py",
+        "RUN_AGAIN: Final = (*CONTENDED, asyncpg.InvalidCachedStatementError)\n",
+        "RUN_AGAIN: Final = CONTENDED\n",
+        "tests/integration/test_session_state.py"
+        "::test_a_statement_whose_columns_have_changed_burns_no_attempt",
+    ),
+    Safeguard(
+        "a session whose prepared statements are gone is not used again",
+        "gateway/run/execution.py",
+        "        if _is_because(error, MIXED_UP):\n",
+        "        if False:\n",
+        "tests/integration/test_session_state.py"
+        "::test_a_session_whose_prepared_statements_were_dropped_is_not_used_again",
     ),
     Safeguard(
         "the sweep takes back leases that ran out",
@@ -1195,8 +1261,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "errors of encrypted routes do not quote their payloads",
         "gateway/run/execution.py",
-        "conceal(self._judge(error, hide), error, self.lease, self._bench.vault)",
-        "self._judge(error, hide)",
+        "conceal(await self._judge(error, hide), error, self.lease, self._bench.vault)",
+        "await self._judge(error, hide)",
         "tests/integration/test_encryption.py"
         "::test_errors_keep_their_class_and_place_and_their_text_is_sealed",
     ),

@@ -52,11 +52,18 @@ OWN_ISOLATION: Final = "read committed"
 """Of the gateway's own transactions, whatever the default of the database or the role is: their
 statements must see what others have committed since the transaction began."""
 
-FORGET: Final = "reset session authorization; discard temp;"
-"""What asyncpg's own reset leaves: a role, and temporary tables that would shadow real ones."""
+FORGET: Final = (
+    "reset session authorization; discard temp; discard sequences; select gateway.forget_session();"
+)
+"""Undo what asyncpg's own reset query leaves: roles, temporary objects (which would shadow real
+ones), the last values of sequences, prepared statements, the seed of random()."""
 
 READ_ONLY: Final = (asyncpg.ReadOnlySQLTransactionError,)
 """The server is a standby by now: the primary is another one."""
+
+MIXED_UP: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""The session and the driver disagree about prepared statements: a pooler keeps none any more, or
+a handler has dropped those of the driver. The connection is of no further use."""
 
 LOST: Final = (
     OSError,
@@ -67,12 +74,10 @@ LOST: Final = (
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
     *READ_ONLY,
-    asyncpg.InvalidSQLStatementNameError,
-    asyncpg.DuplicatePreparedStatementError,
+    *MIXED_UP,
     TimeoutError,
 )
-"""The server is away, going away, or coming back: ask again, on a new connection. (A pooler that
-was told to keep no statements any more mixes them up.)"""
+"""The server is away, going away, or coming back: ask again, on a new connection."""
 
 CONTENDED: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """Two transactions got in each other's way and this one was chosen to go: run it again."""

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from gateway.errors import LeaseLost, NotFound, TransitionRefused
+from gateway.errors import LeaseLost, NotFound, TransactionEnded, TransitionRefused
 from gateway.ledger.connection import Executor
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.sessions import Session
@@ -31,7 +31,9 @@ attempt: nothing else bounds how often a service may ask to come again."""
 
 ERROR_CHARS: Final = 8_000
 LEASE_LOST: Final = "GW001"
-"""What the function gateway.settle raises."""
+"""The SQLSTATE that the function gateway.settle raises."""
+NOT_ITS_TRANSACTION: Final = "GW002"
+"""The SQLSTATE that the function gateway.settle_done raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,12 @@ class Limit:
     concurrency: int | None
     period: timedelta | None
 
+
+ENDED_EARLY: Final = (
+    "the handler ended its own transaction (COMMIT, ROLLBACK or RESET ALL in its SQL). What it "
+    "wrote before may be committed, and is not applied again. Leave the end of the transaction to "
+    "the gateway; look at what was written, then replay or discard the delivery"
+)
 
 IN_VAIN: Final = frozenset({Outcome.DEFERRED, Outcome.RELEASED})
 DONE: Final = Settlement(status=Status.DONE, outcome=Outcome.DONE)
@@ -154,11 +162,17 @@ async def settle_done(session: Session, lease: Lease, *, chain: bool) -> None:
     """Settle the transaction's delivery as done and commit, in one round trip.
 
     The next delivery of its ordering key is not advanced: the caller does that after the commit.
-    Raises LeaseLost, having committed nothing, if the token is old.
+    Raises LeaseLost, having committed nothing, if the token is old. Raises TransactionEnded if the
+    transaction is not the one that was begun for this run.
     """
-    call = f"gateway.settle_done({lease.delivery_id:d}, '{lease.token}')"
-    with _fenced(lease):
-        await session.commit(f"select {call}", chain=chain)
+    call = f"gateway.settle_done({lease.delivery_id:d}, '{lease.token}', '{session.proof}')"
+    try:
+        with _fenced(lease):
+            await session.commit(f"select {call}", chain=chain)
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != NOT_ITS_TRANSACTION:
+            raise
+        raise TransactionEnded(ENDED_EARLY) from error
 
 
 @contextmanager

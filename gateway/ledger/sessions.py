@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from datetime import timedelta
+from secrets import token_hex
 from typing import Final
 
 from gateway.ledger.connection import (
@@ -24,6 +25,9 @@ LEAST_CHAINED_MS: Final = 1000
 """Under this idle limit the server might end a transaction that was begun ahead."""
 
 MOST: Final = 1000
+OWN_ROLE: Final = "reset session authorization"
+"""Resets the role, too."""
+
 IDLE_S: Final = 300.0
 """A connection that was not needed for so long is not used again: firewalls forget it silently."""
 
@@ -31,7 +35,7 @@ IDLE_S: Final = 300.0
 class Session:
     """One connection, and what is known of the state of its session."""
 
-    __slots__ = ("begun_at", "connection", "idle_since", "is_foreign", "limit_ms")
+    __slots__ = ("begun_at", "connection", "idle_since", "is_foreign", "limit_ms", "proof")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -41,6 +45,9 @@ class Session:
         self.begun_at: float | None = None
         """When a transaction was begun for whoever takes the session next."""
         self.idle_since = 0.0
+        self.proof = ""
+        """The value of the setting gateway.transaction in the transaction that was begun last.
+        gateway.settle_done compares them, and so finds out if a handler ended that transaction."""
 
     async def begin(self, limit: timedelta) -> None:
         """Opens a transaction that the server ends if nothing is heard of it for `limit`: that of
@@ -48,14 +55,15 @@ class Session:
         limit_ms = max(1, int(limit.total_seconds() * 1000))
         if self._is_lent:
             limited = f"set local idle_in_transaction_session_timeout = {limit_ms}"
-            await self.connection.execute(f"begin; {limited}", timeout=BEGIN_S)
+            await self.connection.execute(f"begin; {limited}; {self._prove()}", timeout=BEGIN_S)
             return
         begun_at, self.begun_at = self.begun_at, None
         query = "begin"
         if limit_ms != self.limit_ms:  # in the same message it belongs to the transaction
             query = f"begin; set idle_in_transaction_session_timeout = {limit_ms}"
         elif begun_at is not None and time.monotonic() - begun_at < AHEAD_S:
-            return
+            return  # `commit` has set its proof
+        query = f"{query}; {self._prove()}"
         if begun_at is not None:
             query = f"rollback; {query}"
         await self.connection.execute(query, timeout=BEGIN_S)
@@ -67,8 +75,12 @@ class Session:
         With `chain`, the next transaction is begun along with it.
         """
         chain = chain and not self.is_foreign and (self.limit_ms or 0) >= LEAST_CHAINED_MS
-        query = f"{last}; commit and chain" if chain else f"{last}; commit"
-        await self.connection.execute(query + self._forgetting)
+        if chain:
+            query = f"{last}; commit and chain; {self._prove()}"
+        else:
+            own_role = f"{OWN_ROLE}; " if self.is_foreign else ""
+            query = f"{own_role}{last}; commit{self._forgetting}"
+        await self.connection.execute(query)
         if self.is_foreign:
             self.limit_ms, self.is_foreign = None, False
         if chain:
@@ -79,6 +91,36 @@ class Session:
         self.limit_ms = None  # it may have been set in this very transaction
         await self.connection.execute(f"rollback{self._forgetting}", timeout=ROLL_BACK_S)
         self.is_foreign = False
+
+    def _prove(self) -> str:
+        """Return a statement that marks the transaction with a new proof. Postgres forgets it when
+        the transaction ends. SET, unlike SELECT, leaves the isolation level to the handler."""
+        self.proof = token_hex(8)
+        return f"set local gateway.transaction = '{self.proof}'"
+
+    async def is_proven(self) -> bool:
+        """Return whether the transaction is still the one that was begun here. Also true if that
+        cannot be found out, because the transaction has failed or the connection is gone."""
+        if self.connection.is_closed():
+            return True
+        if not self.connection.is_in_transaction():
+            return False
+        query = "select current_setting('gateway.transaction', true)"
+        try:
+            found: str | None = await self.connection.fetchval(query, timeout=ROLL_BACK_S)
+        except TROUBLE:
+            return True
+        return found == self.proof
+
+    async def is_read_only(self) -> bool:
+        """Return whether the server refuses writes, or does not answer. Roll back first: the
+        transaction itself may be read only because the handler made it so."""
+        query = "select current_setting('transaction_read_only')::boolean"
+        try:
+            await self.roll_back()
+            return bool(await self.connection.fetchval(query, timeout=ROLL_BACK_S))
+        except TROUBLE:
+            return True
 
     @property
     def _is_lent(self) -> bool:

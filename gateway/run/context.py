@@ -12,11 +12,11 @@ import asyncpg
 import httpx
 import structlog
 
-from gateway.errors import StorageUnavailable
+from gateway.errors import StorageUnavailable, TransactionEnded
 from gateway.ledger.connection import LOST, TROUBLE, Connection
-from gateway.ledger.deliveries import settle_done
+from gateway.ledger.deliveries import ENDED_EARLY, settle_done
 from gateway.ledger.queries import QUERIES
-from gateway.ledger.sessions import Session, Sessions
+from gateway.ledger.sessions import OWN_ROLE, Session, Sessions
 from gateway.model import Lease
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
@@ -24,6 +24,7 @@ from gateway.run.effects import Effects, Unknown
 from gateway.run.hiding import handler_log
 from gateway.run.publish import Outbox, job_arguments
 from gateway.run.resources import Resources
+from gateway.run.statements import check_statement
 from gateway.run.upsert import (
     UNVERSIONED,
     Unversioned,
@@ -56,27 +57,28 @@ class Database:
     async def execute(self, query: str, *args: Any) -> str:
         """Runs a statement; returns its status, such as `UPDATE 1`."""
         async with self._turn:
-            return await (await self._open_foreign()).execute(query, *args)
+            return await (await self._open_foreign(query)).execute(query, *args)
 
     async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
         """Runs a statement once per row of arguments."""
         async with self._turn:
-            await (await self._open_foreign()).executemany(query, rows)
+            await (await self._open_foreign(query)).executemany(query, rows)
 
     async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
         """All rows."""
         async with self._turn:
-            return await (await self._open_foreign()).fetch(query, *args)
+            return await (await self._open_foreign(query)).fetch(query, *args)
 
     async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
         """The first row, or None."""
         async with self._turn:
-            return await (await self._open_foreign()).fetchrow(query, *args)
+            return await (await self._open_foreign(query)).fetchrow(query, *args)
 
     async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
         """One value of the first row, or None."""
         async with self._turn:
-            return await (await self._open_foreign()).fetchval(query, *args, column=column)
+            connection = await self._open_foreign(query)
+            return await connection.fetchval(query, *args, column=column)
 
     async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
         """Runs a statement of our own making, which leaves nothing behind in the session."""
@@ -118,12 +120,25 @@ class Database:
             if session is None:
                 raise RuntimeError("the handler has begun no transaction")
             if not self.lost and not session.connection.is_in_transaction():
-                raise RuntimeError(
-                    "the handler ended its own transaction: leave that to the gateway"
-                )
+                raise TransactionEnded(ENDED_EARLY)
             await settle_done(session, lease, chain=chain)
             self._session = None
             self._sessions.give_back(session)
+
+    async def check_transaction(self) -> None:
+        """Raise TransactionEnded if the handler ended the transaction that was begun for it."""
+        session = self._session
+        if session is not None and session.is_foreign and not await session.is_proven():
+            raise TransactionEnded(ENDED_EARLY)
+
+    async def take_own_role(self) -> None:
+        """Leave the role that the handler may have taken, for statements of the gateway's own."""
+        if self._session is not None and self._session.is_foreign:
+            await self._session.connection.execute(OWN_ROLE)
+
+    async def is_read_only(self) -> bool:
+        """Return whether the server itself refuses writes, not only the handler's transaction."""
+        return self._session is None or await self._session.is_read_only()
 
     async def close(self) -> None:
         """Undoes what is not committed and gives the connection back."""
@@ -152,8 +167,12 @@ class Database:
         self.abandon()
         self._sessions.drop_idle()
 
-    async def _open_foreign(self) -> Connection:
-        """For a statement of the handler's: it may change the session, not only the data."""
+    async def _open_foreign(self, query: str) -> Connection:
+        """For a statement of the handler's: it may change the session, not only the data.
+
+        Raise StatementRefused if it must not be sent.
+        """
+        check_statement(query)
         connection = await self._open()
         if self._session is not None:
             self._session.is_foreign = True

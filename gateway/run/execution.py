@@ -17,11 +17,14 @@ from gateway.errors import (
     LeaseLost,
     PayloadGone,
     SealBroken,
+    StatementRefused,
     StorageUnavailable,
+    TransactionEnded,
+    TransactionReadOnly,
 )
 from gateway.failpoints import reached
 from gateway.ledger.claims import Verdict
-from gateway.ledger.connection import CONTENDED, READ_ONLY, TROUBLE, describe
+from gateway.ledger.connection import CONTENDED, MIXED_UP, READ_ONLY, TROUBLE, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
 from gateway.ledger.sealed import open_event
 from gateway.ledger.tallies import REQUESTS
@@ -44,6 +47,20 @@ STOP_S: Final = 5.0
 
 RESETTLE_S: Final = 0.5
 AWAY: Final = "Postgres went away"
+MADE_READ_ONLY: Final = (
+    "the handler has made its transaction read only. The completion of its delivery is written in "
+    "the same transaction: leave it read write"
+)
+ENDED_IN_BLOCK: Final = (
+    "a procedure or a DO block has tried to end the handler's transaction. Leave the end of the "
+    "transaction to the gateway"
+)
+DECIDED: Final = (HandlerSignal, HandlerTimeout, StatementRefused, TransactionEnded)
+"""Errors that settle a delivery by themselves, whatever else went wrong in its run."""
+RUN_AGAIN: Final = (*CONTENDED, asyncpg.InvalidCachedStatementError)
+"""Errors that are not the handler's: another run succeeds. The last one means that a statement
+which the driver prepared for an earlier delivery has other columns now (a changed table, another
+search_path), and the driver has dropped it."""
 AFTER_LOSS: Final = timedelta(seconds=1)
 WITHOUT_KEY: Final = timedelta(seconds=30)
 """Until a delivery is tried again whose key this worker has not: another may have it, and a person
@@ -233,10 +250,21 @@ class Execution:
             error = await self._complete()
             if error is None:
                 return DONE
+        else:
+            error = await self._check_transaction(error)
         hide = await hiding(self._bench.config, self.lease.event)
-        settlement = conceal(self._judge(error, hide), error, self.lease, self._bench.vault)
+        settlement = conceal(await self._judge(error, hide), error, self.lease, self._bench.vault)
         await self._context.db.close()
         return await self._settle_apart(settlement)
+
+    async def _check_transaction(self, error: BaseException) -> BaseException:
+        """Return the error, or a worse one: that the handler had committed before it failed."""
+        try:
+            await self._context.db.check_transaction()
+        except TransactionEnded as ended:
+            ended.__cause__ = error
+            return ended
+        return error
 
     async def _complete(self) -> BaseException | None:
         """Commits effect and completion as one; returns what stood in the way."""
@@ -246,16 +274,17 @@ class Execution:
         try:
             async with asyncio.timeout(self._bench.patience.total_seconds()):
                 if self._once_per is not None:
+                    await self._context.db.take_own_role()
                     await self._once_per.keep(self._context.db.run_own)
                 await self._context.db.complete(self.lease, chain=self._is_more())
                 reached("settle.committed")
-        except (*TROUBLE, RuntimeError) as error:
+        except (*TROUBLE, RuntimeError, TransactionEnded) as error:
             if isinstance(error, TimeoutError):
                 self._context.db.abandon()
             return error
         return None
 
-    def _judge(self, error: BaseException, hide: Hide) -> Settlement:
+    async def _judge(self, error: BaseException, hide: Hide) -> Settlement:
         if isinstance(error, DoneBefore):
             return Settlement(status=Status.DONE, outcome=Outcome.SKIPPED, error=str(error))
         if isinstance(error, KeyMissing):
@@ -264,13 +293,14 @@ class Execution:
             return Settlement(status=Status.DEAD, outcome=Outcome.DEAD, error=summary(error))
         if isinstance(error, AtIt):
             return _again(Outcome.RELEASED, str(error), AFTER_LOSS)
-        if not isinstance(error, HandlerSignal | HandlerTimeout):
-            if self._stopped_because is not None:
-                return _again(Outcome.RELEASED, self._stopped_because, timedelta())
-            if self._is_away(error):
-                return _again(Outcome.LOST, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
-            if _is_because(error, CONTENDED):
-                return _again(Outcome.LOST, summary(error, hide), AFTER_LOSS)
+        if not isinstance(error, DECIDED):
+            through_no_fault = await self._judge_loss(error, hide)
+            if through_no_fault is not None:
+                return through_no_fault
+            if isinstance(error, READ_ONLY):  # and the server is not
+                error = TransactionReadOnly(f"{error}: {MADE_READ_ONLY}")
+            elif isinstance(error, asyncpg.InvalidTransactionTerminationError):
+                error = StatementRefused(f"{error}: {ENDED_IN_BLOCK}")
         if self.subscription.forward is not None:
             error = error.with_traceback(None)  # it leads through our own code, to nowhere of use
         return decide(
@@ -281,12 +311,25 @@ class Execution:
             hide=hide,
         )
 
-    def _is_away(self, error: BaseException) -> bool:
+    async def _judge_loss(self, error: BaseException, hide: Hide) -> Settlement | None:
+        """Return what becomes of a run that failed through no decision of its handler."""
+        if self._stopped_because is not None:
+            return _again(Outcome.RELEASED, self._stopped_because, timedelta())
+        if await self._is_away(error):
+            return _again(Outcome.LOST, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
+        if _is_because(error, RUN_AGAIN):
+            return _again(Outcome.LOST, summary(error, hide), AFTER_LOSS)
+        return None
+
+    async def _is_away(self, error: BaseException) -> bool:
         """Whether the server is not there any more, or is no longer the one that is written to."""
-        if _is_because(error, READ_ONLY):
+        if _is_because(error, READ_ONLY) and await self._context.db.is_read_only():
             self._context.db.give_up()
             return True
-        return self._context.db.lost or isinstance(error, StorageUnavailable)
+        is_away = self._context.db.lost or isinstance(error, StorageUnavailable)
+        if _is_because(error, MIXED_UP):
+            self._context.db.abandon()  # the next delivery must not get this session
+        return is_away
 
     async def _settle_apart(self, settlement: Settlement) -> Settlement:
         """Settles on a connection of the ledger's own, for as long as Postgres needs to be back.

@@ -9,10 +9,13 @@ from typing import Final
 
 import httpx
 
-from gateway.errors import Defer, Reject, Retry
+from gateway.errors import Defer, Reject, Retry, StatementRefused, TransactionEnded
 from gateway.ledger.deliveries import Settlement
 from gateway.model import Backoff, Outcome, RetryPolicy, Status
 from gateway.redaction.hiding import Hide, as_it_is
+
+FINAL: Final = (Reject, StatementRefused, TransactionEnded)
+"""Errors after which another attempt would do the same, or do harm."""
 
 BUSY: Final = frozenset({429, 503, 529})
 LINE_CHARS: Final = 500
@@ -37,7 +40,7 @@ def decide(
         return Settlement(
             status=Status.PENDING, outcome=Outcome.DEFERRED, error=summary(error, hide), delay=wait
         )
-    if isinstance(error, Reject) or attempt >= policy.attempts:
+    if isinstance(error, FINAL) or attempt >= policy.attempts:
         return _dead(error, hide)
     after = error.after if isinstance(error, Retry) else None
     return Settlement(

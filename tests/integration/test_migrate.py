@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -138,6 +139,13 @@ def test_migrations_are_numbered_without_a_gap() -> None:
     assert [m.version for m in read_migrations()] == list(range(1, len(NAMES) + 1))
 
 
+async def _settle_done(connection: Connection, token: UUID) -> None:
+    """Settle delivery 2 as any driver can."""
+    async with connection.transaction():
+        await connection.execute("select set_config('gateway.transaction', 'proof', true)")
+        await connection.execute("select gateway.settle_done(2, $1, 'proof')", token)
+
+
 async def test_the_second_migration_keeps_every_row_and_every_rule(
     empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,10 +179,13 @@ async def test_the_second_migration_keeps_every_row_and_every_rule(
     token = await connection.fetchval(
         "select lease_token from gateway.deliveries where status = 'running'"
     )
-    with pytest.raises(asyncpg.PostgresError, match="belongs to another run"):
-        await connection.execute("select gateway.settle_done(2, gen_random_uuid())")
     await connection.execute("update gateway.deliveries set runs = 1, leased_at = now()")
-    await connection.execute("select gateway.settle_done(2, $1)", token)
+    for proof in (None, "", "another"):
+        with pytest.raises(asyncpg.PostgresError, match="not the transaction"):
+            await connection.execute("select gateway.settle_done(2, $1, $2)", token, proof)
+    with pytest.raises(asyncpg.PostgresError, match="belongs to another run"):
+        await _settle_done(connection, uuid4())
+    await _settle_done(connection, token)
     assert await connection.fetchval("select status from gateway.deliveries where id = 2") == "done"
     await connection.close()
 

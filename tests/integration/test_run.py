@@ -16,6 +16,7 @@ from gateway.ledger.queries import QUERIES
 from gateway.model import Backoff, RetryPolicy
 from gateway.sweep.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.pgbouncer import needs_own_session
 from tests.support.waiting import until
 from tests.support.workers import (
     Function,
@@ -310,17 +311,6 @@ async def test_a_swallowed_database_error_is_not_taken_for_success(
     assert await ledger.effects() == 0
 
 
-async def test_a_handler_that_commits_by_itself_is_told_so(
-    database_url: str, ledger: Reader
-) -> None:
-    async def handler(event: Event, ctx: Context) -> None:
-        await ctx.db.execute("select 1")
-        await ctx.db.execute("commit")
-
-    delivery = await run_one(database_url, ledger, handler, status="dead")
-    assert "ended its own transaction" in delivery["error"]
-
-
 async def test_sys_exit_in_a_handler_does_not_end_the_worker(
     database_url: str, ledger: Reader
 ) -> None:
@@ -358,24 +348,30 @@ async def test_deadlocks_and_serialization_failures_burn_no_attempt(
     assert await ledger.effects() == 1
 
 
+@needs_own_session
 async def test_a_server_that_takes_no_writes_any_more_burns_no_attempt(
     database_url: str, ledger: Reader
 ) -> None:
-    """It is a standby by now, and its connections are not used again."""
+    """As a standby, or a database that is read only for a while: the session is not used again."""
+    name = await ledger.value("select current_database()")
     sessions: list[int] = []
 
     async def handler(event: Event, ctx: Context) -> None:
         sessions.append(await ctx.db.fetchval("select pg_backend_pid()"))
-        if len(sessions) == 1:
-            await ctx.db.execute("set transaction read only")
+        if len(sessions) == 1:  # the next session begins read only
+            await ledger.run(f'alter database "{name}" set default_transaction_read_only = on')
+            await ledger.run("select pg_terminate_backend($1)", sessions[0])
+        elif len(sessions) == 2:
+            await ledger.run("set default_transaction_read_only = off")
+            await ledger.run(f'alter database "{name}" reset default_transaction_read_only')
         try:
             await count(event, ctx)
         except Exception as error:
             raise ValueError("what the handler makes of it") from error
 
     delivery = await run_one(database_url, ledger, handler, status="done")
-    assert (delivery["attempts"], await ledger.outcomes()) == (1, ["lost", "done"])
-    assert len(set(sessions)) == 2
+    assert (delivery["attempts"], await ledger.outcomes()) == (1, ["lost", "lost", "done"])
+    assert len(set(sessions)) == 3
     assert await ledger.effects() == 1
 
 

@@ -51,7 +51,7 @@ async def upsert(
     ctx = make_context(sessions, received_at=received_at)
     try:
         wrote = await ctx.upsert("orders", key={"id": "o_1"}, values={"status": status}, **options)
-        await ctx.db.execute("commit")
+        await ctx.db.run_own("commit")
         return wrote
     finally:
         await ctx.db.close()
@@ -131,7 +131,7 @@ async def test_a_dict_becomes_json(sessions: Sessions, ledger: Reader) -> None:
     ctx = make_context(sessions)
     values = {"status": "open", "details": {"a": [1, "é"]}}
     await ctx.upsert("orders", key={"id": "o_1"}, values=values)
-    await ctx.db.execute("commit")
+    await ctx.db.run_own("commit")
     await ctx.db.close()
     assert await ledger.value("select details->'a'->>1 from orders") == "é"
 

@@ -8,6 +8,8 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
+from gateway.errors import TransactionEnded
+from gateway.ledger.deliveries import ENDED_EARLY
 from gateway.ledger.sessions import Sessions
 from gateway.model import Lease
 from gateway.registry import Subscription
@@ -73,10 +75,8 @@ class WatchedDatabase(Database):
             session = self._session
             if session is None:
                 return
-            if not session.connection.is_in_transaction():
-                raise RuntimeError(
-                    "the handler ended its own transaction: leave that to the gateway"
-                )
+            if not await session.is_proven():
+                raise TransactionEnded(ENDED_EARLY)
             await session.commit("select true", chain=False)
             self._session = None
             self._sessions.give_back(session)
