@@ -48,7 +48,7 @@ from gateway.receive.endpoint import Endpoint
 from gateway.receive.gate import Gate
 from gateway.receive.guard import TokenGuard, metrics_guard
 from gateway.receive.keyring import Keyring, tell_expired
-from gateway.receive.limits import Strangers
+from gateway.receive.limits import Limiters
 from gateway.receive.listening import Server, descriptors_for, listen
 from gateway.receive.protocol import BoundedHttpProtocol, State
 from gateway.receive.queue_door import QueueDoor
@@ -97,8 +97,8 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
     if spool is not None:
         metrics.watch(spool)
     addresses = Addresses(settings.trusted_proxies)
-    strangers = Strangers(addresses, settings.refused_rate)
-    metrics.count_refused(strangers)
+    limiters = Limiters(addresses, settings.refused_rate)
+    metrics.count_refused(limiters)
     traces = open_traces(on=settings.traces == "on", process="serve")
     reception = Reception(
         registry=project.registry,
@@ -108,7 +108,7 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         metrics=metrics,
         tallies=tallies,
         addresses=addresses,
-        strangers=strangers,
+        limiters=limiters,
         vault=vault_of(project.config, project.ring),
         traces=traces,
     )
@@ -122,12 +122,11 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
     queues = Queues(
         url,
         {route.name: keyrings[route.name] for route in project.config.open_queues},
-        gates={r.name: Gate(r, addresses, strangers) for r in project.config.open_queues},
-        strangers=strangers,
+        gates={r.name: Gate(r, addresses, limiters) for r in project.config.open_queues},
         admission=reception.admission,
         deadlines=reception.deadlines,
     )
-    guard = TokenGuard(Strangers(addresses, settings.refused_rate), metrics.admin_refused)
+    guard = TokenGuard(limiters, metrics.admin_refused)
     access = console_access(settings)
     front = FrontOffice(project, wake=hand_off.send, guard=guard, has_console=not access.is_off)
 

@@ -40,7 +40,7 @@ from gateway.probes import Port, Probes
 from gateway.project import Project, database_url
 from gateway.receive.address import Addresses
 from gateway.receive.guard import TokenGuard, metrics_guard
-from gateway.receive.limits import Strangers
+from gateway.receive.limits import Limiters
 from gateway.reconcile.schedule import Schedule
 from gateway.run.bench import Workbench
 from gateway.run.forward import Forwarder
@@ -179,7 +179,7 @@ class Worker:
         if settings.worker_port is None:
             return None
         addresses = Addresses(settings.trusted_proxies)
-        guard = TokenGuard(Strangers(addresses, settings.refused_rate), self.metrics.admin_refused)
+        guard = TokenGuard(Limiters(addresses, settings.refused_rate), self.metrics.admin_refused)
 
         def app() -> Probes:
             return Probes(

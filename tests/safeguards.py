@@ -1048,9 +1048,46 @@ SAFEGUARDS: Final = (
     Safeguard(
         "whoever guesses the admin token is slowed down",
         "gateway/receive/guard.py",
-        "        self._strangers.refused(request.scope)\n",
-        "",
+        "                one.limiter.refused(scope)\n",
+        "                pass\n",
         "tests/e2e/test_request_limits.py::test_whoever_guesses_the_admin_token_is_slowed_down",
+    ),
+    Safeguard(
+        "only the token being guessed excuses an address",
+        "gateway/receive/guard.py",
+        "        if is_shown:\n",
+        "        if any(shown):\n",
+        "tests/e2e/test_guessing.py::test_a_credential_does_not_excuse_guesses_at_another_one",
+    ),
+    Safeguard(
+        "a known holder is not locked out by guesses from his address",
+        "gateway/receive/guard.py",
+        "    if not is_known_holder:\n",
+        "    if True:\n",
+        "tests/e2e/test_guessing.py::"
+        "test_a_known_holder_is_not_locked_out_by_guesses_from_the_same_address",
+    ),
+    Safeguard(
+        "the token of a route is limited apart from signatures",
+        "gateway/receive/gate.py",
+        '("token", route.name) if has_token else "signatures"',
+        '"signatures"',
+        "tests/e2e/test_guessing.py::test_a_credential_does_not_excuse_guesses_at_another_one",
+    ),
+    Safeguard(
+        "a token is not compared without limit because its sender never retries",
+        "gateway/receive/gate.py",
+        "        self._takes_small = not provider.retries and not has_token\n",
+        "        self._takes_small = not provider.retries\n",
+        "tests/unit/test_request_limits.py::"
+        "test_a_token_is_not_compared_without_limit_because_its_sender_never_retries",
+    ),
+    Safeguard(
+        "guesses at a verify_token are limited apart from webhooks",
+        "gateway/receive/gate.py",
+        'else limiters.of(("verify_token", route.name))\n',
+        "else self.limiter\n",
+        "tests/e2e/test_guessing.py::test_a_credential_does_not_excuse_guesses_at_another_one",
     ),
     Safeguard(
         "a worker whose event loop is stuck says so",

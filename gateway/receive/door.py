@@ -34,7 +34,7 @@ from gateway.receive.answers import Answer
 from gateway.receive.body import SenderGone, drain, read_body
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.gate import Gate
-from gateway.receive.limits import Strangers
+from gateway.receive.limits import Limiters
 from gateway.receive.protocol import SHED, Reply
 from gateway.receive.throttle import Throttle
 from gateway.registry import Registry
@@ -61,7 +61,7 @@ class Reception:
     metrics: Metrics
     tallies: Tallies
     addresses: Addresses
-    strangers: Strangers
+    limiters: Limiters
     vault: Vault
     traces: "Traces | None" = None
 
@@ -78,7 +78,7 @@ class Door(ABC):
         self._traces = reception.traces
         self._admission = reception.admission
         self._deadlines = reception.deadlines
-        self._gate = Gate(route, reception.addresses, reception.strangers)
+        self._gate = Gate(route, reception.addresses, reception.limiters)
         self._retries = route.provider.retries
         self._receive_s = route.receive_within.total_seconds()
         self._acknowledge_s = route.ack_within.total_seconds()
@@ -142,8 +142,10 @@ class Door(ABC):
             answer = self._greet(scope) or answers.METHOD_NOT_ALLOWED
         except RequestRejected as rejection:
             answer = self._refused(rejection)
-        if answer.status >= REFUSED:  # a handshake has a token that can be guessed, too
-            self._gate.refused(scope)
+        if answer.status >= REFUSED:
+            self._gate.handshakes.refused(scope)
+        elif self._gate.handshakes is not self._gate.limiter:  # it has shown the verify_token
+            self._gate.handshakes.verified(scope)
         return answer
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
@@ -167,10 +169,10 @@ class Door(ABC):
                 deadline.move(self._acknowledge_s, self._claim_late)
                 answer = await self._receive(scope, headers, body)
                 if answer.is_to_stranger:
-                    self._gate.refused(scope, len(body))
+                    self._gate.limiter.refused(scope, len(body))
                 else:
                     self._observe(time.monotonic() - started)
-                    self._gate.verified(scope)
+                    self._gate.limiter.verified(scope)
                 return answer
         except Overloaded as overloaded:
             self._shed(scope, overloaded)
@@ -178,7 +180,7 @@ class Door(ABC):
         except RequestRejected as rejection:
             self._keep(rejection, scope, headers, body)
             if not rejection.is_verified:
-                self._gate.refused(scope, len(body or b""))
+                self._gate.limiter.refused(scope, len(body or b""))
             return self._refused(rejection)
         except StorageUnavailable as error:
             self._count("UNAVAILABLE")

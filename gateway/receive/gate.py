@@ -5,8 +5,9 @@ from typing import Final
 from starlette.types import Scope
 
 from gateway.errors import NotFromHere, TooMany
+from gateway.providers.provider import Integrity
 from gateway.receive.address import Addresses
-from gateway.receive.limits import Allowance, Strangers
+from gateway.receive.limits import Allowance, Limiters
 from gateway.routes import Route
 
 SMALL_BYTES: Final = 64 * 1024
@@ -15,24 +16,33 @@ SMALL_BYTES: Final = 64 * 1024
 class Gate:
     """The addresses and the allowance of one route."""
 
-    def __init__(self, route: Route, addresses: Addresses, strangers: Strangers) -> None:
+    def __init__(self, route: Route, addresses: Addresses, limiters: Limiters) -> None:
+        provider = route.provider
+        # Anybody can guess a token; what limits wrong signatures is only their cost.
+        has_token = provider.is_queue or provider.integrity is Integrity.NONE
+        self.limiter: Final = limiters.of(("token", route.name) if has_token else "signatures")
+        self.handshakes: Final = (
+            self.limiter
+            if route.verify_token is None
+            else limiters.of(("verify_token", route.name))
+        )
+        """Of requests by another method than POST."""
         self._allow = route.allow
-        self._gives_up = not route.provider.retries
+        self._takes_small = not provider.retries and not has_token
         self._allowance = None if route.limit is None else Allowance(route.limit)
         self._addresses = addresses
-        self._strangers = strangers
-        self.refused = strangers.refused
-        self.verified = strangers.verified
 
     def is_closed_to(self, scope: Scope) -> bool:
-        """Whether so much of this address was refused that this is answered without a look.
+        """Return whether so many requests of this address were rejected that this one is, too.
 
-        A sender that does not come again would lose by that what it sends from an address that it
-        shares: what is small enough to cost little is looked at all the same.
+        A sender that never retries would lose what it sends from an address that it shares. So its
+        signed requests are verified all the same, if they are small enough to cost little.
         """
-        if not self._strangers.are_over(scope):
+        if scope["method"] != "POST":
+            return self.handshakes.are_over(scope)
+        if not self.limiter.are_over(scope):
             return False
-        return not (self._gives_up and _announced(scope) <= SMALL_BYTES)
+        return not (self._takes_small and _announced(scope) <= SMALL_BYTES)
 
     def address_of(self, scope: Scope) -> str:
         """For people to read."""

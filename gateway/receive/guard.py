@@ -1,37 +1,67 @@
-"""Who has a token of the Admin API or of /metrics; whoever guesses is slowed down."""
+"""Bearer tokens of queues, of the Admin API and of /metrics: check them, and limit guesses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from prometheus_client import Counter
 from pydantic import SecretStr
 from starlette.requests import Request
+from starlette.types import Scope
 
 from gateway.receive import answers
 from gateway.receive.answers import Answer
-from gateway.receive.limits import Strangers
-from gateway.secrets import Secret, is_borne
+from gateway.receive.limits import Limiters, Strangers
+from gateway.secrets import Secret, find_borne
 from gateway.settings import Settings
 
 
-class TokenGuard:
-    """Counts wrong tokens by address, apart from refused webhooks: a sender is no operator."""
+class Credential(NamedTuple):
+    """Tokens that an endpoint accepts, and the limiter of guesses at them."""
 
-    def __init__(self, strangers: Strangers, refused: Counter) -> None:
-        self._strangers = strangers
+    tokens: Sequence[bytes]
+    limiter: Strangers
+
+
+def check_bearer(scope: Scope, authorization: str, accepted: Sequence[Credential]) -> Answer | None:
+    """Return None if the request bears an accepted token, or else the answer to it.
+
+    An address that is known for the very token that it shows is always let in. Otherwise, after too
+    many wrong tokens not even a right one is let in for a moment: guessing would be as fast as
+    before. A wrong token is a guess at everything that the endpoint accepts.
+    """
+    # Whether a token is right must not show in the time that a 429 takes.
+    known = [one.limiter.knows(scope) for one in accepted]
+    shown = [find_borne(authorization, one.tokens) is not None for one in accepted]
+    is_known_holder = any(a and b for a, b in zip(known, shown, strict=True))
+    if not is_known_holder:
+        if any(one.limiter.are_over(scope) for one in accepted):
+            return answers.NOT_LOOKED_AT
+        if not any(shown):
+            for one in accepted:
+                one.limiter.refused(scope)
+            return answers.UNAUTHORIZED
+    for one, is_shown in zip(accepted, shown, strict=True):
+        if is_shown:
+            one.limiter.verified(scope)
+    return None
+
+
+class TokenGuard:
+    """Checks the tokens of the Admin API and of /metrics, and counts what it refuses."""
+
+    def __init__(self, limiters: Limiters, refused: Counter) -> None:
+        self._limiters = limiters
         self._refused = refused
 
     def refusal(self, request: Request, *tokens: Secret) -> Answer | None:
-        """None for whoever has one of the tokens. After too many wrong ones not even the right one
-        is looked at for a moment, or guessing would be as fast as before."""
-        if self._strangers.are_over(request.scope):
-            self._refused.labels("TOO_MANY_REFUSED").inc()
-            return answers.NOT_LOOKED_AT
-        if is_borne(request.headers.get("authorization", ""), tokens):
-            self._strangers.verified(request.scope)
-            return None
-        self._strangers.refused(request.scope)
-        self._refused.labels("UNAUTHORIZED").inc()
-        return answers.UNAUTHORIZED
+        """Return None if the request bears one of the tokens, or else the answer to it."""
+        accepted = [Credential((token.reveal(),), self._limiters.of(token)) for token in tokens]
+        authorization = request.headers.get("authorization", "")
+        refusal = check_bearer(request.scope, authorization, accepted)
+        if refusal is not None:
+            is_limited = refusal is answers.NOT_LOOKED_AT
+            self._refused.labels("TOO_MANY_REFUSED" if is_limited else "UNAUTHORIZED").inc()
+        return refusal
 
 
 def metrics_guard(settings: Settings, guard: TokenGuard) -> Callable[[Request], Answer | None]:

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
 from starlette.types import Scope
@@ -82,6 +82,11 @@ class Strangers:
         until = None if client is None else self._until.get(client.group)
         return until is not None and until - self._clock() > self._slack_s
 
+    def knows(self, scope: Scope) -> bool:
+        """Return whether a verified request came from this address lately."""
+        client = self._addresses.of(scope)
+        return client is not None and self._is_known(client.group)
+
     def refused(self, scope: Scope, body_bytes: int = 0) -> None:
         """Counts one that was looked at, and was nobody's."""
         client = self._addresses.of(scope)
@@ -112,6 +117,33 @@ class Strangers:
         if len(self._known) > MOST_ADDRESSES:
             self._known.popitem(last=False)
 
+    def counted(self) -> Iterable[int]:
+        """Return the groups of addresses whose rejected requests are counted."""
+        return self._until.keys()
+
     def _is_known(self, group: int) -> bool:
         seen = self._known.get(group)
         return seen is not None and self._clock() - seen < KNOWN_S
+
+
+class Limiters:
+    """One limiter for each credential that can be guessed, and one for all signatures.
+
+    A verified request excuses its address from the limit of that credential and of no other:
+    otherwise the holder of a lesser token could guess a better one without limit.
+    """
+
+    def __init__(self, addresses: Addresses, rate: Rate) -> None:
+        self._addresses = addresses
+        self._rate = rate
+        self._by_credential: dict[Hashable, Strangers] = {}
+
+    def of(self, credential: Hashable) -> Strangers:
+        """Return the limiter of a credential: the same one for each endpoint that accepts it."""
+        if credential not in self._by_credential:
+            self._by_credential[credential] = Strangers(self._addresses, self._rate)
+        return self._by_credential[credential]
+
+    def __len__(self) -> int:
+        """Return the number of addresses whose rejected requests are counted."""
+        return len({group for one in self._by_credential.values() for group in one.counted()})

@@ -18,10 +18,9 @@ from gateway.receive.answers import Answer
 from gateway.receive.body import drain
 from gateway.receive.deadlines import Deadlines
 from gateway.receive.gate import Gate
+from gateway.receive.guard import Credential, check_bearer
 from gateway.receive.keyring import Keyring
-from gateway.receive.limits import Strangers
 from gateway.receive.protocol import Reply
-from gateway.secrets import find_borne
 
 PREFIX: Final = "/v1/"
 QUEUES: Final = "/v1/queues/"
@@ -40,13 +39,11 @@ class Queues:
         keyrings: Mapping[str, Keyring],
         *,
         gates: Mapping[str, Gate],
-        strangers: Strangers,
         admission: Admission,
         deadlines: Deadlines,
     ) -> None:
         self._url = url
         self._gates = gates
-        self._strangers = strangers
         self._keyrings = dict(keyrings)
         self._admission = admission
         self._deadlines = deadlines
@@ -83,15 +80,13 @@ class Queues:
         answer.send(reply)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        if self._strangers.are_over(scope):
-            return answers.NOT_LOOKED_AT
         queue, id = _named(scope["path"])
         given = dict(scope["headers"]).get(b"authorization", b"")
-        if find_borne(given.decode("latin-1"), self._opening(queue)) is None:
-            await drain(receive)
-            self._strangers.refused(scope)
-            return answers.UNAUTHORIZED
-        self._strangers.verified(scope)
+        refusal = check_bearer(scope, given.decode("latin-1"), self._accepted(queue))
+        if refusal is not None:
+            if refusal is answers.UNAUTHORIZED:
+                await drain(receive)
+            return refusal
         if queue not in self._keyrings:
             return answers.explained(404, "NOT_FOUND", "found no such queue or path", close=True)
         if scope["method"] not in {"GET", "HEAD"}:
@@ -102,11 +97,13 @@ class Queues:
             return answers.explained(404, "NOT_FOUND", f"found no job {id!r} in queue {queue!r}")
         return answers.shown(job)
 
-    def _opening(self, queue: str) -> list[bytes]:
-        """The tokens that open a queue; where there is none of that name, those of any."""
-        now, own = datetime.now(UTC), self._keyrings.get(queue)
-        keyrings = self._keyrings.values() if own is None else (own,)
-        return [key for keyring in keyrings for key in keyring.at(now).keys]
+    def _accepted(self, queue: str) -> list[Credential]:
+        """Return the tokens of a queue, or those of all queues if there is none of that name."""
+        now = datetime.now(UTC)
+        return [
+            Credential(self._keyrings[name].at(now).keys, self._gates[name].limiter)
+            for name in ([queue] if queue in self._keyrings else self._keyrings)
+        ]
 
     @property
     def _ledger(self) -> Pool:

@@ -3,11 +3,11 @@
 from gateway.metrics.serve import Metrics
 from gateway.receive.address import Addresses
 from gateway.receive.guard import TokenGuard
-from gateway.receive.limits import Strangers
+from gateway.receive.limits import Limiters
 from gateway.settings import Settings
 
 
 def a_guard() -> TokenGuard:
     """As `serve` has it."""
-    strangers = Strangers(Addresses(None), Settings().refused_rate)
-    return TokenGuard(strangers, Metrics().admin_refused)
+    limiters = Limiters(Addresses(None), Settings().refused_rate)
+    return TokenGuard(limiters, Metrics().admin_refused)

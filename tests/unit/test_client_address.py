@@ -19,6 +19,7 @@ TRUSTED = make_networks(["10.0.0.0/8", "2001:db8::/64"])
 def scope(peer: str | None, *headers: tuple[str, str]) -> dict[str, object]:
     return {
         "type": "http",
+        "method": "POST",
         "client": None if peer is None else (peer, 4711),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
     }

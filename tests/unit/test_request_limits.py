@@ -1,6 +1,7 @@
 """How much is taken: of a route's events, and of what one address gets refused."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from gateway.errors import NotFromHere, TooMany
 from gateway.model import Rate
 from gateway.notation.networks import make_networks
 from gateway.providers import PROVIDERS
+from gateway.providers.provider import Integrity
 from gateway.receive.address import Addresses
 from gateway.receive.gate import SMALL_BYTES, Gate
 from gateway.receive.limits import (
@@ -21,6 +23,7 @@ from gateway.receive.limits import (
     MOST_ADDRESSES,
     RENEW_S,
     Allowance,
+    Limiters,
     Strangers,
 )
 from tests.unit.test_client_address import scope
@@ -232,9 +235,10 @@ def test_without_an_address_nobody_is_counted() -> None:
     assert len(table) == 0
 
 
-def a_gate(table: Strangers | None = None, **route: object) -> Gate:
+def a_gate(limiters: Limiters | None = None, **route: object) -> Gate:
     addresses = Addresses(None)
-    return Gate(a_route(**route), addresses, table or strangers(Clock(), addresses))
+    limiters = Limiters(addresses, RATE) if limiters is None else limiters
+    return Gate(a_route(**route), addresses, limiters)
 
 
 def test_a_route_without_a_list_takes_from_anywhere() -> None:
@@ -263,9 +267,10 @@ def test_a_limit_says_when_to_come_again() -> None:
 
 
 def test_a_sender_that_does_not_come_again_is_looked_at_while_that_costs_little() -> None:
-    table = strangers(Clock())
-    refuse(table, BURST + 1)
-    stripe, github = a_gate(table), a_gate(table, provider=PROVIDERS["github"])
+    limiters = Limiters(Addresses(None), RATE)
+    stripe, github = a_gate(limiters), a_gate(limiters, provider=PROVIDERS["github"])
+    assert github.limiter is stripe.limiter
+    refuse(stripe.limiter, 2 * BURST)
     small, large = (
         scope(BAD, ("content-length", str(size))) for size in (SMALL_BYTES, SMALL_BYTES + 1)
     )
@@ -274,3 +279,29 @@ def test_a_sender_that_does_not_come_again_is_looked_at_while_that_costs_little(
     for unsaid in ("", "-1", "\xb2", "9" * 5000):
         assert github.is_closed_to(scope(BAD, ("content-length", unsaid)))
     assert github.is_closed_to(scope(BAD, ("transfer-encoding", "chunked")))
+
+
+def test_a_token_is_not_compared_without_limit_because_its_sender_never_retries() -> None:
+    never_retries = replace(PROVIDERS["github"], integrity=Integrity.NONE)
+    gate = a_gate(provider=never_retries)
+    refuse(gate.limiter, 2 * BURST)
+    assert gate.is_closed_to(scope(BAD, ("content-length", "0")))
+
+
+def test_each_credential_has_its_own_limiter() -> None:
+    limiters = Limiters(Addresses(None), RATE)
+    admin, read = limiters.of("admin"), limiters.of("read")
+    read.verified(scope(BAD))
+    refuse(admin, 2 * BURST)
+    refuse(read, 2 * BURST)
+    assert (admin.are_over(scope(BAD)), read.are_over(scope(BAD))) == (True, False)
+    assert (admin.knows(scope(BAD)), read.knows(scope(BAD))) == (False, True)
+    assert limiters.of("admin") is admin
+
+
+def test_an_address_that_is_counted_for_two_credentials_is_one_address() -> None:
+    limiters = Limiters(Addresses(None), RATE)
+    for credential in ("admin", "read"):
+        refuse(limiters.of(credential), 1)
+        refuse(limiters.of(credential), 1, GOOD)
+    assert len(limiters) == 2
