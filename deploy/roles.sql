@@ -35,11 +35,13 @@ grant execute on function gateway.make_partitions() to gateway_serve, gateway_wo
 grant execute on function gateway.detach_partition(text, date), gateway.drop_partition(text, date)
     to gateway_worker, gateway_operator;
 
--- `gateway serve`: takes events in, and can neither read a payload nor change or remove an event.
+-- `gateway serve`: takes events in, and can neither read a payload nor change or remove an event. (guard: who holds the
+-- digest of a body, when a dedup window is over.)
 grant insert, select (
     route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
     replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, trace
 ) on gateway.processed_events to gateway_serve;
+grant update (guard) on gateway.processed_events to gateway_serve;
 grant insert on gateway.payloads to gateway_serve;
 grant select on gateway.retention to gateway_serve;
 grant select, insert, update (due_at) on gateway.deliveries to gateway_serve;  -- due_at: whose turn it is

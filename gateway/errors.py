@@ -3,7 +3,7 @@
 GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
-│   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed · NotFromHere
+│   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed · Duplicate · NotFromHere
 │   ├── BadPayload · BadJob · TooLarge · BodyTimeout · TooMany · Overloaded
 │   └── UnsupportedEncoding · UnsupportedCoding
 ├── StorageUnavailable   ours to fix; the sender is told to come back
@@ -98,6 +98,14 @@ class Replayed(RequestRejected):
 
     status = 403
     code = "REPLAYED"
+    is_verified = True
+
+
+class Duplicate(RequestRejected):
+    """A body that was accepted before, of a sender without event ids; answered 200, and kept."""
+
+    status = 200
+    code = "DUPLICATE"
     is_verified = True
 
 

@@ -124,10 +124,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the same bytes under a fresh id are guarded against",
-        "gateway/ledger/sql/claims.sql",
-        "case when replay is not null and replay_of is null"
-        " then decode(coalesce(guard, digest), 'hex') end",
-        "null::bytea",
+        "gateway/ledger/claims.py",
+        "    return (claim.guard or claim.digest).hex()\n",
+        "    return None\n",
         "tests/integration/test_claims.py::test_the_same_bytes_under_a_fresh_id_are_refused",
     ),
     Safeguard(
@@ -584,6 +583,28 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_repeats.py::test_a_captured_body_under_another_event_header_is_refused",
     ),
     Safeguard(
+        "an identical body of a sender without ids is a duplicate inside its window",
+        "gateway/ledger/claims.py",
+        "    if claim.window is not None:\n        return claim.digest.hex()\n",
+        "",
+        "tests/integration/test_claims.py::test_of_identical_bodies_one_begins_a_dedup_window",
+    ),
+    Safeguard(
+        "an identical body of a sender without ids is an event after its window",
+        "gateway/ledger/claims.py",
+        ' or claim.received_at - row["first_received_at"] >= claim.window:',
+        ":",
+        "tests/integration/test_claims.py::test_of_identical_bodies_one_begins_a_dedup_window",
+    ),
+    Safeguard(
+        "an identical body inside the window is kept for people",
+        "gateway/receive/endpoint.py",
+        "        if self._provider.keyed_by_digest:\n",
+        "        if False:\n",
+        "tests/e2e/test_repeats.py::"
+        "test_an_identical_body_is_a_duplicate_in_its_window_and_an_event_after_it",
+    ),
+    Safeguard(
         "bodies that can honestly repeat are not refused",
         "gateway/providers/provider.py",
         "return type not in self.unique",
@@ -593,7 +614,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "repeated bodies are released only by id or by their code",
         "gateway/ledger/sql/rejected.sql",
-        "coalesce(code = $2, code <> 'REPLAYED')",
+        "coalesce(code = $2, code not in ('REPLAYED', 'DUPLICATE'))",
         "coalesce(code = $2, true)",
         "tests/integration/test_rejected.py::"
         "test_all_repeats_of_a_route_are_released_by_their_code",

@@ -14,6 +14,7 @@ from gateway.providers import PROVIDERS, Provider
 from gateway.providers.naming import expected_provider
 from gateway.providers.provider import Facts, Integrity
 from gateway.providers.schemes.sections import KINDS
+from gateway.routes.checks import shortest_key_retention
 
 INTEGRITY: Final = {
     Integrity.WHOLE: "the whole body is signed",
@@ -77,6 +78,7 @@ def _row(provider: Provider, facts: Facts) -> dict[str, Any]:
         "type": facts.type,
         "tolerance": None if provider.tolerance is None else format_duration(provider.tolerance),
         "replay_guard": provider.repeats is not None,
+        "dedup_window": _dedup_window(provider),
         "signs_url": provider.signs_url,
         "batch": facts.batch,
         "handshake": list(facts.handshake),
@@ -113,6 +115,9 @@ def _lines(provider: Provider, facts: Facts) -> list[tuple[str, str]]:
     ]
     if provider.repeats is not None:
         lines.append(("replays", "the same bytes under another id are refused, or flagged"))
+    if provider.keyed_by_digest:
+        window = _dedup_window(provider) or "as long as its key is kept"
+        lines.append(("duplicates", f"an identical body without another id: {window}"))
     if provider.signs_url:
         lines.append(("URL", "is signed: set GATEWAY_PUBLIC_URL to the one that the sender calls"))
     if facts.batch is not None:
@@ -127,6 +132,13 @@ def _lines(provider: Provider, facts: Facts) -> list[tuple[str, str]]:
         *(("note", note) for note in facts.notes),
     ]
     return lines
+
+
+def _dedup_window(provider: Provider) -> str | None:
+    """The default of a route, if it is shorter than `retention.key`."""
+    if not provider.bodies_repeat:
+        return None
+    return format_duration(shortest_key_retention(provider))
 
 
 def _answers(provider: Provider) -> str:

@@ -75,6 +75,9 @@ class Claim(NamedTuple):
     """Whether these bytes are refused if an event of this type brought them first: today's rule of
     the route. None: flagged, whatever the type, since the request was acknowledged before or a
     person released it."""
+    window: timedelta | None = None
+    """If the body's digest tells events apart, since the sender gives no id: how long an identical
+    body is a duplicate. A later one is another event. None: the event id tells them apart."""
     trace: str | None = None
     """Where it was received, as a `traceparent`; None where nothing is traced."""
 
@@ -100,9 +103,21 @@ class Claimed:
     conflict: bool = False
     """A duplicate whose body differs from the one that was claimed."""
     first_event_id: str | None = None
-    """The event that brought the same bytes before, where a replay was refused or flagged."""
+    """The event that brought the same bytes before, if this one was refused, flagged, or is a
+    duplicate because of its body."""
     is_spooled: bool = False
     """On the local disk, and to be claimed."""
+
+    @property
+    def is_flagged(self) -> bool:
+        """Whether it was accepted although another event brought the same bytes before."""
+        return self.verdict is Verdict.ACCEPTED and self.first_event_id is not None
+
+    def event_id(self, claim: Claim) -> str:
+        """Return the id of the event that the ledger has for this claim."""
+        if self.verdict is Verdict.DUPLICATE and self.first_event_id is not None:
+            return self.first_event_id
+        return claim.envelope.id
 
 
 @dataclass(slots=True, eq=False)
@@ -329,11 +344,16 @@ class _Flusher:
             [w.claim.envelope.id for w in waiters],
             [w.claim.guard or w.claim.digest for w in waiters],
         )
+        later: list[Claim] = []
         for waiter, row in zip(waiters, rows, strict=True):
             if answer := _explained(waiter.claim, row):
                 _set(waiter, answer)
-            else:
+            elif waiter.claim.window is None:
                 waiter.replay_of = row["first_event_id"]
+            else:
+                later.append(waiter.claim)
+        if later:
+            await _end_windows(connection, later)
 
 
 def _set(waiter: _Waiter, answer: Claimed) -> None:
@@ -357,6 +377,16 @@ async def _insert(
     return {(row["route"], row["event_id"]): row for row in rows}
 
 
+async def _end_windows(connection: Connection, claims: Sequence[Claim]) -> None:
+    """Take the guard from events whose dedup window is over, so that these claims can have it."""
+    await connection.execute(
+        QUERIES["end_windows"],
+        [claim.route for claim in claims],
+        [claim.digest for claim in claims],
+        [claim.received_at - claim.window for claim in claims if claim.window is not None],
+    )
+
+
 def _accepted(waiter: _Waiter, delivery_ids: tuple[int, ...]) -> Claimed:
     return Claimed(
         verdict=Verdict.ACCEPTED, delivery_ids=delivery_ids, first_event_id=waiter.replay_of
@@ -378,7 +408,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "occurred_at": claim.envelope.occurred_at,
             "received_at": claim.received_at,
             "digest": claim.digest.hex(),
-            "guard": None if claim.guard is None else claim.guard.hex(),
+            "guard": _guard(claim, replay_of),
             "headers": claim.headers,
             "replay": claim.replay,
             "replay_of": replay_of,
@@ -398,6 +428,15 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
     return orjson.dumps(rows).decode()
 
 
+def _guard(claim: Claim, replay_of: str | None) -> str | None:
+    """The digest that this event holds, and no other event of its route beside it."""
+    if claim.window is not None:
+        return claim.digest.hex()
+    if claim.replay is None or replay_of is not None:
+        return None
+    return (claim.guard or claim.digest).hex()
+
+
 def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
     if row["digest"] is not None:
         is_alike = (claim.key_id is not None) == row["sealed"]  # both digests, or neither
@@ -405,6 +444,10 @@ def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
         conflict = is_comparable and row["digest"] != claim.digest
         return Claimed(verdict=Verdict.DUPLICATE, conflict=conflict)
     first_type = row["first_type"]
+    if claim.window is not None:
+        if first_type is None or claim.received_at - row["first_received_at"] >= claim.window:
+            return None
+        return Claimed(verdict=Verdict.DUPLICATE, first_event_id=row["first_event_id"])
     if first_type is not None and claim.refuses is not None and claim.refuses(first_type):
         return Claimed(verdict=Verdict.REPLAYED, first_event_id=row["first_event_id"])
     return None

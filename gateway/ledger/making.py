@@ -1,6 +1,7 @@
 """From a request that was verified to its claim: who takes it, in which order, and what is kept."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -30,6 +31,9 @@ def make_claim(
     """What the ledger is asked to keep: known by the bytes that came, whatever is kept of them, and
     sealed where the route is encrypted."""
     handlers = registry.for_event(route.name, envelope.type)
+    window = route.dedup_window if envelope.id == digest.hex() else None
+    if window is not None:  # the digest alone is no key: an identical body can be another event
+        envelope = replace(envelope, id=f"{envelope.id}.{received_at:%Y%m%dT%H%M%S%fZ}")
     credentials = route.provider.credentials
     claim = Claim(
         route=route.name,
@@ -48,5 +52,6 @@ def make_claim(
         verified_by=verified_by,
         unverified=unverified,
         clock_s=clock_s,
+        window=window,
     )
     return vault.seal_claim(claim) if route.encrypt else claim

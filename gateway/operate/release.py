@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from gateway.errors import (
+    Duplicate,
     KeyMissing,
     NotFound,
     Replayed,
@@ -134,8 +135,8 @@ class Releaser:
     ) -> Released:
         id: int = row["id"]
         claims = [one for one in read if isinstance(one, Claim)] if isinstance(read, list) else []
-        if row["code"] == Replayed.code:  # a person has judged it: accepted, and flagged
-            claims = [claim._replace(refuses=None) for claim in claims]
+        if row["code"] in {Replayed.code, Duplicate.code}:  # a person has judged it
+            claims = [claim._replace(refuses=None, window=None) for claim in claims]
         answers = [await self._claim(claim) for claim in claims]
         repeated = next((a for a in answers if a.verdict is Verdict.REPLAYED), None)
         if repeated is not None:
@@ -145,7 +146,7 @@ class Releaser:
             )
             await mark_repeated(session, id, detail)
             return Released(id=id, outcome="refused", route=route.name, detail=detail)
-        event_ids = tuple(_ids(read))
+        event_ids = tuple(_ids(read, answers))
         await mark_released(
             session, id, event_ids, route=route.name, actor=self.actor, reason=self.reason
         )
@@ -179,10 +180,19 @@ async def claiming(url: str, accepted: list[int]) -> AsyncIterator[Claimer]:
         await claimer.stop()
 
 
-def _ids(read: Read) -> list[str]:
+def _ids(read: Read, answers: Sequence[Claimed] = ()) -> list[str]:
+    """The ids of the events that it would be, or, once its claims are answered, that it is."""
     if isinstance(read, Greeting):
         return []
-    return [one.envelope.id if isinstance(one, Claim) else one.id for one in read]
+    answered = iter(answers)
+    ids: list[str] = []
+    for one in read:
+        if isinstance(one, Claim):
+            answer = next(answered, None)
+            ids.append(one.envelope.id if answer is None else answer.event_id(one))
+        else:
+            ids.append(one.id)
+    return ids
 
 
 def _outcome(answers: Sequence[Claimed]) -> Literal["accepted", "duplicate", "ignored"]:

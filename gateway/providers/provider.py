@@ -204,6 +204,11 @@ class Provider:
     repeats: Repeats | None = None
     """Which bodies can honestly come again under another event id, for senders that sign neither
     id nor time. None: no replay guard."""
+    keyed_by_digest: bool = False
+    """Whether the digest of the body is an event's id, at least if the sender gave none. Then an
+    identical body is a duplicate for as long as the route's `dedup_window`."""
+    bodies_repeat: bool = False
+    """Whether two events of such a sender can have identical bodies."""
     proof: Callable[[Incoming], bytes] | None = None
     """What is signed of a verified event, where that is not its body: what must not come again
     under another id. None: the body."""

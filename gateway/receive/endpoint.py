@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from gateway.errors import (
     BadSignature,
+    Duplicate,
     Replayed,
     RequestRejected,
     SpoolUnavailable,
@@ -135,6 +136,8 @@ class Endpoint(Door):
             taken = await self._take_all(read)
         else:
             taken = await self._take_traced(self._traces, read, headers, received_at)
+        if self._provider.keyed_by_digest:
+            self._keep_repeated(read, taken, scope, incoming)
         reached("claim.answering")
         return answers.received(taken, self._provider.acknowledgement)
 
@@ -158,6 +161,19 @@ class Endpoint(Door):
         self._keep(refusal, scope, incoming.headers, incoming.body, is_shadow=True)
         self._complain("accepted_unverified", code=refusal.code, reason=refusal.reason)
         return read
+
+    def _keep_repeated(
+        self,
+        read: Sequence[Claim | Envelope],
+        taken: Sequence[Taken],
+        scope: Scope,
+        incoming: Incoming,
+    ) -> None:
+        """Keep a request that is a duplicate because of its body: it may be another event."""
+        for claim, one in zip(read, taken, strict=True):
+            if isinstance(claim, Claim) and one.event_id != claim.envelope.id:
+                reason = f"its body is that of event {one.event_id}: a retry, or another event"
+                self._keep(Duplicate(reason), scope, incoming.headers, incoming.body)
 
     def _keep(
         self,
@@ -203,7 +219,7 @@ class Endpoint(Door):
         claimed = await self._make_durable(claim)
         self._note(claim, claimed)
         self._count(claimed.verdict)
-        return Taken(claimed.verdict, claim.envelope.id)
+        return Taken(claimed.verdict, claimed.event_id(claim))
 
     async def _make_durable(self, claim: Claim) -> Claimed:
         """In the ledger; or on the disk, where the ledger does not answer and the route spools."""
@@ -238,11 +254,11 @@ class Endpoint(Door):
             raise Replayed(
                 f"event {envelope.id} has the bytes of {claimed.first_event_id}, claimed before"
             )
-        fields = {"event_id": envelope.id, "type": envelope.type}
+        fields = {"event_id": claimed.event_id(claim), "type": envelope.type}
         if claimed.conflict:
             self._conflicts.inc()
             self._log.warning("duplicate_with_another_body", **fields)
-        elif claimed.first_event_id is not None:
+        elif claimed.is_flagged:
             self._flagged.inc()
             self._log.warning("event_flagged", replay_of=claimed.first_event_id, **fields)
         if claimed.is_spooled:

@@ -136,6 +136,28 @@ def _check_key_retention(key: timedelta, info: ValidationInfo) -> timedelta:
     return key
 
 
+def _check_dedup_window(window: timedelta, info: ValidationInfo) -> timedelta:
+    provider = _provider(info)
+    if provider is None:
+        return window
+    if not provider.keyed_by_digest:
+        expected = f"no dedup window: {provider.name} has an id that tells events apart"
+        raise Unexpected(found=format_duration(window), expected=expected)
+    if window < shortest_key_retention(provider):
+        raise Unexpected(
+            found=format_duration(window),
+            expected=f"at least {format_duration(shortest_key_retention(provider))}:"
+            f" {provider.name} can deliver an event again for"
+            f" {format_duration(provider.redelivery)}, and a day more",
+        )
+    if "retention" in info.data:
+        key = info.data["retention"].key or default_key_retention(provider)
+        if window > key:
+            expected = f"at most retention.key ({format_duration(key)})"
+            raise Unexpected(found=format_duration(window), expected=expected)
+    return window
+
+
 def _check_payload_retention(payload: timedelta, info: ValidationInfo) -> timedelta:
     if "key" not in info.data:
         return payload
@@ -202,6 +224,7 @@ Globs = Annotated[list[Glob], Field(min_length=1)]
 Livemode = Annotated[bool, Strict(), AfterValidator(_check_livemode)]
 Replay = Annotated[ReplayPolicy, AfterValidator(_check_replay)]
 KeyRetention = Annotated[Duration, AfterValidator(_check_key_retention)]
+DedupWindow = Annotated[Duration, AfterValidator(_check_dedup_window)]
 PayloadRetention = Annotated[Duration, AfterValidator(_check_payload_retention)]
 DeadRetention = Annotated[Duration, lasting(DAY, LONGEST)]
 MOST_REDACTED: Final = 100

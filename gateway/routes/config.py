@@ -27,7 +27,7 @@ from gateway.providers import Provider
 from gateway.providers.publish import PUBLISH
 from gateway.redaction import RedactAt, Redaction
 from gateway.routes.alerts import AlertDestinations, Alerts, find_destinations, make_alerts
-from gateway.routes.checks import default_key_retention
+from gateway.routes.checks import default_key_retention, shortest_key_retention
 from gateway.routes.file import (
     QueueSection,
     RetentionSection,
@@ -83,6 +83,8 @@ class Route:
     """Whether events are acknowledged from the local disk while the ledger is away."""
     retention: Retention
     line: int
+    dedup_window: timedelta | None = None
+    """If the digest of the body tells events apart: how long an identical body is a duplicate."""
     forwards: tuple[Forward, ...] = ()
     reconcile: Reconcile | None = None
     """How its provider is asked what it sent; None where nothing is said."""
@@ -391,6 +393,7 @@ def _route(
         types=None if section.types is None else tuple(section.types),
         livemode=section.livemode,
         replay=section.replay or ReplayPolicy.REFUSE,
+        dedup_window=_dedup_window(section, provider),
         spools=not provider.retries if section.spool is None else section.spool is Spooling.ALWAYS,
         retention=_retention(section.retention, provider),
         line=lines.of(("routes", name)) or 0,
@@ -417,6 +420,16 @@ def _unstored(provider: Provider, redaction: Redaction | None) -> frozenset[str]
         for column, places in provider.columns.items()
         if column in optional and any(map(redaction.covers, places))
     )
+
+
+def _dedup_window(section: RouteSection, provider: Provider) -> timedelta | None:
+    if not provider.keyed_by_digest:
+        return None
+    if section.dedup_window is not None:
+        return section.dedup_window
+    if provider.bodies_repeat:
+        return shortest_key_retention(provider)
+    return _retention(section.retention, provider).key
 
 
 def _retention(section: RetentionSection, provider: Provider) -> Retention:

@@ -19,6 +19,7 @@ from gateway.routes.checks import (
     Attempts,
     BodySize,
     DeadRetention,
+    DedupWindow,
     Globs,
     HandlerTimeout,
     KeyRetention,
@@ -191,6 +192,12 @@ class RouteSection(HandlingSection):
         default=None,
         description="What becomes of the same signed bytes under a fresh delivery id: refuse them,"
         " or flag and take them. Only where the provider signs no time; default refuse.",
+    )
+    dedup_window: DedupWindow | None = Field(
+        default=None,
+        description="If the digest of the body is an event's id: how long an identical body is a"
+        " duplicate; a later one is a new event. At least as long as the provider can deliver"
+        " again, plus a day. Default by provider.",
     )
     spool: Spooling | None = Field(
         default=None,

@@ -8,7 +8,7 @@ import hashlib
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import orjson
@@ -62,6 +62,7 @@ def encode(claim: Claim) -> bytes:
             "received_at": claim.received_at,
             "digest": claim.digest.hex(),
             "guard": None if claim.guard is None else claim.guard.hex(),
+            "window_s": None if claim.window is None else claim.window.total_seconds(),
             "headers": claim.headers,
             "replay": claim.replay,
             "handlers": claim.handlers,
@@ -162,6 +163,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         unverified=facts.get("unverified", False),
         trace=facts.get("trace"),
         guard=None if facts.get("guard") is None else bytes.fromhex(facts["guard"]),
+        window=None if facts.get("window_s") is None else timedelta(seconds=facts["window_s"]),
     )
 
 

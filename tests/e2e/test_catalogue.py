@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,7 +117,12 @@ async def stored(project: Project) -> list[tuple[str, str, str]]:
         rows = await connection.fetch("select route, event_id, type from gateway.processed_events")
     finally:
         await connection.close()
-    return sorted((row["route"], row["event_id"], row["type"]) for row in rows)
+    return sorted((row["route"], without_time(row["event_id"]), row["type"]) for row in rows)
+
+
+def without_time(event_id: str) -> str:
+    """The digest of a body, which has the time of receipt behind it as an event id."""
+    return re.sub(r"^([0-9a-f]{64})\.\d{8}T\d{12}Z$", r"\1", event_id)
 
 
 async def test_what_each_sends_is_stored_once_and_acknowledged_as_it_wants(

@@ -1,6 +1,11 @@
-"""Bodies that come again under another delivery id: honest ones get in, captured ones do not."""
+"""Bodies that come again: honest ones get in, captured ones do not, and none is lost unseen."""
 
+import base64
+import hashlib
+import hmac
+import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from uuid import uuid4
 
 import asyncpg
@@ -10,6 +15,7 @@ from gateway.providers.github_types import UNIQUE
 from tests.support.ledger import Reader
 from tests.support.octokit import Example, examples
 from tests.support.processes import Project, Serving, github_request
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -54,3 +60,96 @@ async def test_a_captured_body_under_another_event_header_is_refused(serving: Se
         assert await send(serving, captured) == (200, "accepted")
         for other in {"membership", "ping", "push", "not_yet_known"} - {captured.event}:
             assert await send(serving, captured, other) == (403, "REPLAYED"), (type, other)
+
+
+SECRET = "lemon-and-shopify"
+ROUTES = """\
+routes:
+  lemon: {provider: lemon-squeezy, secrets: [env:OTHER_SECRET], handlers: [handlers.effects]}
+  shop: {provider: shopify, secrets: [env:OTHER_SECRET]}
+"""
+WINDOW = timedelta(days=1, minutes=3)
+"""Lemon Squeezy's retries, and a day."""
+
+
+def signed(body: bytes) -> bytes:
+    return hmac.digest(SECRET.encode(), body, hashlib.sha256)
+
+
+@pytest.fixture
+def shop(project: Project) -> Project:
+    project.environ["OTHER_SECRET"] = SECRET
+    project.write("config/routes.yaml", ROUTES)
+    return project
+
+
+async def test_the_same_body_under_several_topics_is_several_events(
+    shop: Project, ledger: Reader
+) -> None:
+    body = json.dumps({"id": 820982911946154508, "total_price": "199.00"}).encode()
+    topics = ("orders/create", "orders/paid", "orders/updated")
+    with shop.serve() as serving:
+        await serving.ready()
+        for topic in topics:
+            headers = {
+                "x-shopify-hmac-sha256": base64.b64encode(signed(body)).decode(),
+                "x-shopify-webhook-id": str(uuid4()),
+                "x-shopify-topic": topic,
+            }
+            answer = await serving.post(body, headers, path="/webhooks/shop")
+            assert (answer.status_code, answer.json()["status"]) == (200, "accepted"), topic
+    rows = await ledger.rows("select type, replay_of from gateway.processed_events")
+    assert {row["type"] for row in rows} == set(topics)
+    assert sum(row["replay_of"] is not None for row in rows) == 2
+
+
+async def test_an_identical_body_is_a_duplicate_in_its_window_and_an_event_after_it(
+    shop: Project, ledger: Reader
+) -> None:
+    """Of a sender without ids: inside the window it is kept, listed and can be released."""
+    body = json.dumps({"meta": {"event_name": "subscription_paused"}, "data": {"id": "1"}}).encode()
+
+    async def post(serving: Serving) -> tuple[str, str]:
+        headers = {"x-signature": signed(body).hex()}
+        answer = await serving.post(body, headers, path="/webhooks/lemon")
+        assert answer.status_code == 200
+        return answer.json()["status"], answer.json()["event_id"]
+
+    async def kept() -> int:
+        count: int = await ledger.value(
+            "select count(*) from gateway.rejected where code = 'DUPLICATE' and body is not null"
+        )
+        return count
+
+    with shop.serve() as serving:
+        await serving.ready()
+        status, first = await post(serving)
+        assert status == "accepted"
+        assert await post(serving) == ("duplicate", first)
+        await until(kept)
+        listed = shop.run("rejected", "--code", "DUPLICATE")
+        assert first in listed.stdout, listed.stderr
+        assert shop.run("rejected", "release", "--all", "--yes").returncode == 0
+        assert await kept() == 1, "a person must judge it, by its id or its code"
+        id = await ledger.value("select id from gateway.rejected")
+        released = shop.run("rejected", "release", str(id), "--yes", "--reason", "paused again")
+        assert released.returncode == 0, released.stderr
+        audit = await ledger.row("select action, reason, event_id from gateway.audit")
+        assert (audit["action"], audit["reason"]) == ("release", "paused again")
+        assert await ledger.value("select count(*) from gateway.processed_events") == 2
+        assert audit["event_id"] != first
+
+        just_inside = WINDOW - timedelta(minutes=1)
+        await ledger.run(
+            "update gateway.processed_events set received_at = now() - $1::interval", just_inside
+        )
+        assert await post(serving) == ("duplicate", first)
+        await ledger.run(
+            "update gateway.processed_events set received_at = now() - $1::interval", WINDOW
+        )
+        status, later = await post(serving)
+        assert status == "accepted"
+        assert later not in {first, audit["event_id"]}
+        assert await post(serving) == ("duplicate", later)
+    deliveries = await ledger.rows("select event_id from gateway.deliveries")
+    assert {row["event_id"] for row in deliveries} == {first, audit["event_id"], later}

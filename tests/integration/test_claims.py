@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
@@ -258,6 +259,49 @@ async def test_todays_rule_for_the_stored_type_decides(database_url: str) -> Non
     await claim_all(database_url, [of("guid-3", "membership", b"joined", then=refuse)])
     [again] = await claim_all(database_url, [of("guid-4", "membership", b"joined", then=refuse)])
     assert (again.verdict, again.first_event_id) == (Verdict.ACCEPTED, "guid-3")
+
+
+def identical(*received_at: datetime) -> list[Claim]:
+    """Claims of one body of a sender without ids, as they came, each with an id of its own."""
+    return [
+        make_claim(f"digest.{n}.{at}", body=b"same")._replace(
+            received_at=at, window=timedelta(days=2)
+        )
+        for n, at in enumerate(received_at)
+    ]
+
+
+async def test_of_identical_bodies_one_begins_a_dedup_window(
+    database_url: str, ledger: Reader
+) -> None:
+    """Also if many come at once, to two processes, with an old window to be ended by each."""
+    day = timedelta(days=1)
+    began = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+    for at in (began, began + 3 * day, began + 6 * day):
+        claims = identical(*(at + timedelta(milliseconds=n) for n in range(40)))
+        async with claiming(database_url) as one, claiming(database_url) as two:
+            answers = await asyncio.gather(
+                *(one.claim(c) for c in claims[::2]), *(two.claim(c) for c in claims[1::2])
+            )
+        assert verdicts(list(answers)) == {"accepted": 1, "duplicate": 39}, at
+        [first] = {answer.first_event_id for answer in answers} - {None}
+        [late] = await claim_all(database_url, identical(at + 2 * day - timedelta(seconds=1)))
+        assert (late.verdict, late.first_event_id) == (Verdict.DUPLICATE, first)
+    assert await ledger.value("select count(*) from gateway.processed_events") == 3
+    assert await ledger.value("select count(guard) from gateway.processed_events") == 1
+
+
+async def test_a_body_whose_event_was_pruned_is_a_duplicate_of_the_one_after_it(
+    database_url: str, ledger: Reader
+) -> None:
+    began = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+    for days in (0, 2):
+        [answer] = await claim_all(database_url, identical(began + timedelta(days=days)))
+        assert answer.verdict is Verdict.ACCEPTED
+    await ledger.run("delete from gateway.deliveries where event_id like '%2026-11-01%'")
+    await ledger.run("delete from gateway.processed_events where received_at = $1", began)
+    [answer] = await claim_all(database_url, identical(began + timedelta(days=3)))
+    assert answer.verdict is Verdict.DUPLICATE
 
 
 async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(

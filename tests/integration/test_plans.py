@@ -214,6 +214,11 @@ def taken_claims() -> tuple[list[str], list[str], list[bytes]]:
     return ["github"] * BATCH, ids, [sha256(i.encode()).digest() for i in ids]
 
 
+def over_windows() -> tuple[list[str], list[bytes], list[datetime]]:
+    routes, _, digests = taken_claims()
+    return routes, digests, [NOW] * BATCH
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One way to ask a named statement."""
@@ -325,6 +330,7 @@ DEAD: Final = list(range(EVENTS // 2 + 1, EVENTS // 2 + 1 + 200 * BATCH, 200))
 CASES: Final = [
     Case(query="claim", arguments=new_claims(), rows=BATCH),
     Case(query="find_claims", arguments=taken_claims(), rows=BATCH),
+    Case(query="end_windows", arguments=over_windows(), rows=BATCH),
     Case(query="lease_hinted", arguments=(PENDING, *HANDLERS, DAY), rows=BATCH),
     Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY), rows=BATCH),
     Case(

@@ -65,7 +65,7 @@ MEASURING: Final = statements_of("figures") | {
     *("list_pauses", "list_workers", "last_reconciliations"),
 }
 """For /metrics."""
-CLAIMING: Final = {"claim", "find_claims", "advance"}
+CLAIMING: Final = {"claim", "find_claims", "end_windows", "advance"}
 RUN_BY: Final = {
     SERVE: CLAIMING
     | TELLING

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from gateway.notation.quantities import format_duration
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.github_types import UNIQUE
 from gateway.providers.provider import Facts
+from gateway.routes.checks import shortest_key_retention
 
 PAGE = Path(__file__).parents[2] / "docs" / "providers.md"
 HEADING = "## The catalogue\n"
@@ -23,6 +25,29 @@ def make_github_table() -> str:
     return GITHUB_HEAD + "".join(
         f"| `{field}` | {', '.join(types)} |\n" for field, types in sorted(rows.items())
     )
+
+
+WINDOW_HEAD = (
+    "| provider | id | can deliver again for | an identical body is a duplicate for |\n"
+    "|---|---|---|---|\n"
+)
+
+
+def make_window_table() -> str:
+    """One row per provider for which the digest of the body tells events apart."""
+    found = (PROVIDERS[name] for name in sorted(PROVIDERS))
+    return WINDOW_HEAD + "".join(
+        _window_row(one, one.facts) for one in found if one.keyed_by_digest and one.facts
+    )
+
+
+def _window_row(provider: Provider, facts: Facts) -> str:
+    window = "`retention.key`"
+    if provider.bodies_repeat:
+        window = format_duration(shortest_key_retention(provider))
+    digest = "always the digest" if " or " not in facts.id else "the digest if it has no other"
+    again = format_duration(provider.redelivery)
+    return f"| `{provider.name}` | {digest} | {again} | {window} |\n"
 
 
 def make_table() -> str:
@@ -50,8 +75,11 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, heading, _ = text.partition(HEADING)
     above, github_heading, below = before.partition(GITHUB_HEADING)
+    below = below.partition("\n### ")[2]
+    before = f"{above}{github_heading}\n{make_github_table()}\n### {below}"
+    above, _, below = before.partition(WINDOW_HEAD)
     below = below.partition("\n## ")[2]
-    before = f"{above}{github_heading}\n{make_github_table()}\n## {below}"
+    before = f"{above}{make_window_table()}\n## {below}"
     PAGE.write_text(f"{before}{heading}\n{make_table()}", encoding="utf-8")
 
 

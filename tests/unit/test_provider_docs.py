@@ -11,7 +11,13 @@ from gateway.providers import Incoming
 from gateway.providers.entries import read_entry
 from gateway.routes import Route, load_config
 from gateway.samples import make_sample
-from tests.support.provider_table import HEADING, PAGE, make_github_table, make_table
+from tests.support.provider_table import (
+    HEADING,
+    PAGE,
+    make_github_table,
+    make_table,
+    make_window_table,
+)
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -62,3 +68,7 @@ def test_the_entry_that_is_shown_there_can_be_read(tmp_path: Path) -> None:
 
 def test_the_page_lists_the_github_types_whose_repeats_are_refused() -> None:
     assert make_github_table() in TEXT, "run `.venv/bin/python -m tests.support.provider_table`"
+
+
+def test_the_page_has_the_dedup_window_of_every_sender_without_an_id() -> None:
+    assert make_window_table() in TEXT, "run `.venv/bin/python -m tests.support.provider_table`"

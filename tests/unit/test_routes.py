@@ -31,8 +31,8 @@ from gateway.secrets import SecretRef
 SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
-    "ack_within, allow, api_key, encrypt, enforce, forward, handlers, limit, livemode, max_body,"
-    " path, provider, receive_within, reconcile, redact, redact_at,"
+    "ack_within, allow, api_key, dedup_window, encrypt, enforce, forward, handlers, limit,"
+    " livemode, max_body, path, provider, receive_within, reconcile, redact, redact_at,"
     " replay, retention, scheme, secrets, spool, tolerance, types, verify_token"
 )
 RATE = "a rate such as 5/s, 100/m or 20/10s, of at most 10000 a period"
@@ -473,6 +473,12 @@ def test_a_value_that_a_route_cannot_have_is_refused(
             "at least 4d: github can deliver an event again for 3d, and a day more",
         ),
         ("replay: ignore", "replay", "'ignore'", "'refuse' or 'flag'"),
+        (
+            "dedup_window: 9d",
+            "dedup_window",
+            "9d",
+            "no dedup window: github has an id that tells events apart",
+        ),
         ("spool: true", "spool", "true", "'always' or 'never'"),
     ],
 )
@@ -481,6 +487,45 @@ def test_a_value_that_the_provider_gives_no_ground_for_is_refused(
 ) -> None:
     text = route_with(line, provider="github")
     assert said(tmp_path, text) == [(5, f"routes.one.{key}", found, expected)]
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "expected"),
+    [
+        (
+            "dedup_window: 7d",
+            "7d",
+            "at least 8d: meta can deliver an event again for 7d, and a day more",
+        ),
+        ("dedup_window: 36d", "36d", "at most retention.key (35d)"),
+    ],
+)
+def test_a_dedup_window_is_neither_too_short_nor_longer_than_its_keys(
+    line: str, found: str, expected: str, tmp_path: Path
+) -> None:
+    text = route_with(line, provider="meta")
+    assert said(tmp_path, text) == [(5, "routes.one.dedup_window", found, expected)]
+
+
+def test_the_dedup_window_is_that_of_the_route_or_of_its_provider(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """\
+        routes:
+          adyen: {provider: adyen-platform, secrets: [env:A]}
+          lemon: {provider: lemon-squeezy, secrets: [env:A]}
+          meta: {provider: meta, secrets: [env:A]}
+          webflow: {provider: webflow, secrets: [env:A]}
+          own: {provider: meta, secrets: [env:A], dedup_window: 10d}
+          times: {provider: zoom, secrets: [env:A], retention: {key: 20d}}
+          ids: {provider: stripe, secrets: [env:A]}
+        """,
+    )
+    day = timedelta(days=1)
+    assert [route.dedup_window for route in config.routes] == [
+        *(31 * day, day + timedelta(minutes=3), 8 * day, day + timedelta(minutes=30)),
+        *(10 * day, 20 * day, None),
+    ]
 
 
 def test_a_replay_policy_where_the_time_is_signed_is_refused(tmp_path: Path) -> None:

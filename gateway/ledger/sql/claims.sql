@@ -21,9 +21,7 @@ with input as materialized (
          replay, guard, replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified,
          payload_id, payload_until, trace)
     select route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at,
-           decode(digest, 'hex'), replay,
-           case when replay is not null and replay_of is null then decode(coalesce(guard, digest), 'hex') end,
-           replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id is not null,
+           decode(digest, 'hex'), replay, decode(guard, 'hex'), replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id is not null,
            coalesce(unverified, false), payload_id, payload_until, trace
     from input
     order by route, event_id
@@ -61,7 +59,7 @@ group by route, event_id;
 -- A commit whose wait for a synchronous standby was given up, or cut short by a restart, can be seen and
 -- may still get lost. To answer for it, something is written after it: that commit waits for both.
 select mine.digest, mine.reconciled, mine.sealed, first.event_id as first_event_id, first.type as first_type,
-       written.lsn
+       first.received_at as first_received_at, written.lsn
 from (
     select case when current_setting('synchronous_standby_names') <> ''
            then pg_logical_emit_message(true, 'gateway', '') end as lsn
@@ -72,6 +70,13 @@ left join gateway.processed_events mine on mine.route = i.route and mine.event_i
 left join gateway.processed_events first
        on first.route = i.route and first.guard = i.guard and first.event_id <> i.event_id
 order by i.n;
+
+-- name: end_windows
+-- Dedup windows that are over: the event that holds the digest of a body gives it up, and stays (processed_events_guard).
+update gateway.processed_events e
+set guard = null
+from unnest($1::text[], $2::bytea[], $3::timestamptz[]) as i (route, guard, until)
+where e.route = i.route and e.guard = i.guard and e.received_at <= i.until;
 
 -- name: publish
 -- A job in the handler's own transaction: an event with its deliveries, unless the key is taken.

@@ -81,7 +81,7 @@ for update skip locked;
 select id
 from gateway.rejected
 where released_at is null and not shadow and id > $4
-  and coalesce(route = $1, true) and coalesce(code = $2, code <> 'REPLAYED')
+  and coalesce(route = $1, true) and coalesce(code = $2, code not in ('REPLAYED', 'DUPLICATE'))
   and at >= coalesce($3, timestamptz '-infinity')
 order by id
 limit $5;

@@ -36,6 +36,7 @@ from gateway.providers.schemes.message import make_proof
 from gateway.providers.schemes.places import Place
 from gateway.providers.schemes.reader import make_read, make_split
 from gateway.providers.schemes.sections import (
+    DIGEST,
     TOLERANCE,
     BearerSection,
     HmacSection,
@@ -67,6 +68,11 @@ def make_provider(
 ) -> Provider:
     """Raises Unexpected where one key contradicts another."""
     check_scheme(section)
+    if section.bodies_repeat and not is_keyed_by_digest(section):
+        raise Unexpected(
+            found="bodies_repeat: true, while another id tells events apart",
+            expected="it beside `id: digest`; with an id that is not signed, `honest_repeats`",
+        )
     split = make_split(section)
     read_any_key, make = _keys(kind, section)
     read_key = _without_constants(read_any_key, section)
@@ -81,6 +87,8 @@ def make_provider(
         max_body=max_body,
         tolerance=_tolerance(section),
         repeats=_repeats(section),
+        keyed_by_digest=is_keyed_by_digest(section),
+        bodies_repeat=section.bodies_repeat,
         proof=_proof(section),
         read_key=read_key,
         make_secret=make,
@@ -194,6 +202,12 @@ def is_guarded(section: SenderSection) -> bool:
 
 def _repeats(section: SenderSection) -> Repeats | None:
     return Repeats(honest=frozenset(section.honest_repeats)) if is_guarded(section) else None
+
+
+def is_keyed_by_digest(section: SenderSection) -> bool:
+    """Whether the digest of a whole body can be an event's id, and no replay guard knows it."""
+    has_digest = any(str(choice) == DIGEST for choice in section.id)
+    return has_digest and section.batch is None and not is_guarded(section)
 
 
 def _proof(section: SenderSection) -> Callable[[Incoming], bytes] | None:

@@ -296,6 +296,11 @@ class SenderSection(Section):
         description="Types whose bodies can honestly repeat under another event id, as globs:"
         " they are accepted and flagged.",
     )
+    bodies_repeat: StrictBool = Field(
+        default=False,
+        description="Whether two events can have identical bodies, where the digest of the body is"
+        " the id: then an identical body is a duplicate only for the route's `dedup_window`.",
+    )
     replay_guard: StrictBool | None = Field(
         default=None,
         description="Whether what is signed is a replay under another id. Default: where the body"
