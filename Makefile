@@ -58,10 +58,10 @@ screenshots: $(READY) ## take the pictures of docs/console.md, with a real brows
 load: $(READY) ## three times the sustainable rate for a minute: what is refused, what is kept
 	@$(BIN)/python -m tests.load
 
-bench: $(READY) ## measure everything side by side, about 40 minutes
+bench: $(READY) ## measure everything side by side, about 50 minutes
 	@$(BIN)/python -m bench
 
-bench-quick: $(READY) ## the same without the growth stages, in two minutes
+bench-quick: $(READY) ## the same without the growth stages, in three minutes
 	@$(BIN)/python -m bench --quick
 
 pythons: $(READY) ## the wheel in an empty environment of each Python that is claimed (SUITE="tests/unit" runs tests in each, too)

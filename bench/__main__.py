@@ -23,6 +23,7 @@ from bench import (
     growth,
     ingest,
     latency,
+    pipelining,
     processing,
     retention,
 )
@@ -44,6 +45,7 @@ STAGES: dict[str, Callable[[Environment, Plan], Results]] = {
     "burst": burst.run,
     "combined": combined.run,
     "flood": flood.run,
+    "pipelining": pipelining.run,
     "growth": growth.run,
     "retention": retention.run,
     "console": console.run,
@@ -56,7 +58,7 @@ FAILURES = (BenchFailed, asyncpg.PostgresError, OSError, subprocess.SubprocessEr
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two minutes instead of forty")
+    parser.add_argument("--quick", action="store_true", help="three minutes instead of fifty")
     parser.add_argument(
         "--only", nargs="+", choices=STAGES, metavar="STAGE", help=", ".join(STAGES)
     )

@@ -37,6 +37,11 @@ def rss_bytes(pid: int) -> int:
     return sum(int(text.split()[0]) * 1024 for text in found if text)
 
 
+def peak_bytes(pid: int) -> int:
+    """The most resident memory that a process has had."""
+    return int((_field(f"{pid}/status", "VmHWM") or "0 kB").split()[0]) * 1024
+
+
 def family(pid: int) -> list[int]:
     """A process and all that descend from it."""
     children: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""How much of everything: the full measurement, and one that fits into two minutes."""
+"""How much of everything: the full measurement, and one that fits into three minutes."""
 
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class Plan:
     combined_seconds: int
     flood_rounds: int
     flood_seconds: int
+    pipelining_rounds: int
+    pipelining_seconds: int
 
     growth_rounds: int = 3
     ledger_events: int = 5_000_000
@@ -83,6 +85,8 @@ FULL = Plan(
     combined_seconds=10,
     flood_rounds=7,
     flood_seconds=10,
+    pipelining_rounds=3,
+    pipelining_seconds=60,
 )
 
 QUICK = Plan(
@@ -108,6 +112,8 @@ QUICK = Plan(
     combined_seconds=2,
     flood_rounds=1,
     flood_seconds=2,
+    pipelining_rounds=1,
+    pipelining_seconds=5,
     retention_events=500_000,
     retention_rounds=2,
     retention_seconds=30,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench import contest, effect, flood, processing
+from bench import contest, effect, flood, pipelining, processing
 from bench.contest import AGAIN, STARLETTE
 from bench.figures import Results, Sample, round_ratios
 from bench.targets import Target, null_noise
@@ -169,6 +169,31 @@ def _flood(results: Results, _: Results) -> None:
     _table(title, (*heads, "steal"), rows)
 
 
+def _pipelining(results: Results, _: Results) -> None:
+    rows = []
+    for name, row in results["summary"].items():
+        samples = results["samples"]
+        ratios = round_ratios(samples, name, pipelining.WELL_BEHAVED, "p99_ms")
+        rows.append(
+            (
+                pipelining.TITLES[name],
+                f"{row['p50_ms']:.2f}",
+                f"{row['p99_ms']:.1f}",
+                _spread(ratios),
+                f"{row['healthz_per_second']:,.0f}",
+                f"{max(sample['growth_bytes'] for sample in samples[name]) / MIB:.1f}",
+                f"{row['steal']:.0%}",
+            )
+        )
+    heads = ("", "p50 ms", "p99 ms", "p99 of well-behaved", "healthz/s", "memory +MiB", "steal")
+    rounds = len(results["samples"][pipelining.PIPELINING])
+    title = (
+        f"Pipelining: {pipelining.GOOD_PER_SECOND} good requests/s beside GET /healthz,"
+        f" {results['seconds']} s, {rounds} rounds"
+    )
+    _table(title, heads, rows)
+
+
 def _growth(results: Results, _: Results) -> None:
     ledger, waiting, pruning = results["ledger"], results["waiting"], results["pruning"]
     serve, worker, queue = (
@@ -238,6 +263,7 @@ SECTIONS = {
     "burst": _burst,
     "combined": _combined,
     "flood": _flood,
+    "pipelining": _pipelining,
     "growth": _growth,
     "retention": _retention,
     "console": _console,

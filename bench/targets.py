@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from bench import flood
+from bench import flood, pipelining
 from bench.contest import AGAIN, GATEWAY, PAIR, STARLETTE, TEXTBOOK
 from bench.figures import Results, round_ratios
 from bench.processing import WORKER
@@ -123,6 +123,21 @@ def _in_floods(*figures: str) -> Callable[[Stages], float]:
         return float(max(sum(sample[figure] for figure in figures) for sample in found))
 
     return value
+
+
+def _pipelined(*figures: str) -> Callable[[Stages], float]:
+    """The most of any run beside clients that pipeline."""
+
+    def value(stages: Stages) -> float:
+        found = stages["pipelining"]["samples"][pipelining.PIPELINING]
+        return float(max(sum(sample[figure] for figure in figures) for sample in found))
+
+    return value
+
+
+def _pipelined_p99(stages: Stages) -> float:
+    samples = stages["pipelining"]["samples"]
+    return median(round_ratios(samples, pipelining.PIPELINING, pipelining.WELL_BEHAVED, "p99_ms"))
 
 
 def _grown(which: str) -> Callable[[Stages], float]:
@@ -244,6 +259,26 @@ DEFINITIONS = (
         stages=("flood",),
         value=_in_floods("rows"),
         at_most=1_000,
+        unit="count",
+    ),
+    Definition(
+        name="pipelining: p99 of good requests over well-behaved clients",
+        stages=("pipelining",),
+        value=_pipelined_p99,
+        at_most=1.5,
+    ),
+    Definition(
+        name="pipelining: memory of serve",
+        stages=("pipelining",),
+        value=lambda stages: _pipelined("growth_bytes")(stages) / MIB,
+        at_most=50,
+        unit="MiB",
+    ),
+    Definition(
+        name="pipelining: good requests that were not taken",
+        stages=("pipelining",),
+        value=_pipelined("not_2xx", "failed"),
+        at_most=0,
         unit="count",
     ),
     Definition(
