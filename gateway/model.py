@@ -249,6 +249,8 @@ class Lease:
     """Of all its runs ever, the number of this one."""
     sealed: bytes | None = None
     """Headers and body, where they are kept sealed: the event has none until they are opened."""
+    body_bytes: int = 0
+    """Size of the stored body, encrypted or not."""
     trace: str | None = None
     """Where the event was received, as a `traceparent`; None where nothing was traced."""
     payload_kept: bool = True

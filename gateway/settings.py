@@ -185,6 +185,10 @@ class Settings(BaseSettings):
         le=1000,
         description="How many Postgres connections the handlers of one worker share.",
     )
+    max_leased: Annotated[Size, holding(MIB, 1024**2 * MIB)] = Field(
+        default=32 * MIB,
+        description="How many body bytes one worker holds before it leases no further large body.",
+    )
     max_connections: int = Field(
         default=10_000,
         ge=16,

@@ -44,6 +44,7 @@ from gateway.receive.limits import Limiters
 from gateway.reconcile.schedule import Schedule
 from gateway.run.bench import Workbench
 from gateway.run.forward import Forwarder
+from gateway.run.held_bytes import HeldBytes
 from gateway.run.intake import Intake
 from gateway.run.resources import OpenResources
 from gateway.run.runner import Runner
@@ -254,11 +255,13 @@ class Worker:
             synchronous_commit="off",
         )
         worker_id = uuid4()
+        held = HeldBytes(settings.max_leased, slots=settings.concurrency)
         intake = Intake(
             leases,
             subscriptions=self._subscriptions,
             lease=settings.lease,
             scan_every=settings.sweep,
+            held=held,
             metrics=self.metrics,
         )
         runner = Runner(
@@ -266,6 +269,7 @@ class Worker:
             leases=leases,
             bench=bench,
             intake=intake,
+            held=held,
             slots=settings.concurrency,
             lease=settings.lease,
             worker_id=worker_id,

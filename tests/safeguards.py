@@ -132,14 +132,14 @@ SAFEGUARDS: Final = (
     Safeguard(
         "an idempotency key is of the event, and the same in a restored ledger",
         "gateway/run/context.py",
-        "        parts = (event.route, event.id, self._lease.handler, name)\n",
-        "        parts = (event.route, str(self._lease.delivery_id), self._lease.handler, name)\n",
+        "partial(_idempotency_key, lease.event.route, lease.event.id, lease.handler)",
+        "partial(_idempotency_key, lease.event.route, str(lease.delivery_id), lease.handler)",
         "tests/e2e/test_backup.py::test_a_dump_under_load_is_a_ledger_that_goes_on",
     ),
     Safeguard(
         "the ledger is read, whatever the queue says",
         "gateway/run/intake.py",
-        "        leases = await lease_due(self._leases, room, self._handlers, self._lease)\n",
+        "        leases = await self._lease_due(room, self._handlers)\n",
         "        leases: list[Lease] = []\n",
         "tests/e2e/test_processes.py::test_flushall_loses_nothing",
     ),
@@ -836,6 +836,13 @@ SAFEGUARDS: Final = (
         "",
         "tests/integration/test_pauses.py::"
         "test_a_pause_returns_when_leases_under_way_have_ended[lease_due]",
+    ),
+    Safeguard(
+        "a worker leases no further large body while it holds enough bytes",
+        "gateway/run/held_bytes.py",
+        "large=self._limit - sum(self._held.values())",
+        "large=2**62",
+        "tests/e2e/test_worker_memory.py::test_leased_bytes_bound_the_memory_of_a_worker[hold]",
     ),
     Safeguard(
         "what was leased ahead is begun soon, or handed back",

@@ -63,6 +63,17 @@ class Limit:
     period: timedelta | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteRoom:
+    """How many bytes of bodies a lease statement may return."""
+
+    large: int
+    """Large bodies are leased, oldest first, while those before them are fewer bytes than this."""
+    small: int
+    """Bodies up to this size are leased in any case."""
+
+
+UNBOUNDED: Final = ByteRoom(large=2**62, small=0)
 ENDED_EARLY: Final = (
     "the handler ended its own transaction (COMMIT, ROLLBACK or RESET ALL in its SQL). What it "
     "wrote before may be committed, and is not applied again. Leave the end of the transaction to "
@@ -78,19 +89,26 @@ async def lease_hinted(
     delivery_ids: Sequence[int],
     handlers: Sequence[tuple[str, str]],
     lease: timedelta,
+    room: ByteRoom = UNBOUNDED,
 ) -> list[Lease]:
-    """Lease deliveries that a wake-up named, as far as they are still due."""
+    """Lease deliveries that a wake-up named, as far as they are still due and fit into the room."""
     routes, names = _columns(handlers)
-    rows = await ledger.fetch(QUERIES["lease_hinted"], delivery_ids, routes, names, lease)
+    arguments = (delivery_ids, routes, names, lease, room.large, room.small)
+    rows = await ledger.fetch(QUERIES["lease_hinted"], *arguments)
     return [_lease(row) for row in rows]
 
 
 async def lease_due(
-    ledger: Executor, limit: int, handlers: Sequence[tuple[str, str]], lease: timedelta
+    ledger: Executor,
+    limit: int,
+    handlers: Sequence[tuple[str, str]],
+    lease: timedelta,
+    room: ByteRoom = UNBOUNDED,
 ) -> list[Lease]:
-    """Lease what is due, oldest first."""
+    """Lease due deliveries, oldest first, as far as their bodies fit into the room."""
     routes, names = _columns(handlers)
-    rows = await ledger.fetch(QUERIES["lease_due"], routes, names, limit, lease)
+    arguments = (routes, names, limit, lease, room.large, room.small)
+    rows = await ledger.fetch(QUERIES["lease_due"], *arguments)
     return [_lease(row) for row in rows]
 
 
@@ -104,12 +122,16 @@ async def find_due(
 
 
 async def lease_limited(
-    ledger: Executor, room: int, handler: tuple[str, str], limit: Limit, lease: timedelta
+    ledger: Executor,
+    most: int,
+    handler: tuple[str, str],
+    limit: Limit,
+    lease: timedelta,
+    room: ByteRoom = UNBOUNDED,
 ) -> list[Lease]:
-    """Lease what is due of a handler, as far as its limit allows."""
-    leased = await ledger.fetch(
-        QUERIES["lease_limited"], *handler, limit.concurrency, limit.period, room, lease
-    )
+    """Lease due deliveries of a handler, as far as its limit and the room for bodies allow."""
+    terms = (limit.concurrency, limit.period, most, lease, room.large, room.small)
+    leased = await ledger.fetch(QUERIES["lease_limited"], *handler, *terms)
     if not leased:
         return []
     ids, tokens = [row["id"] for row in leased], [row["lease_token"] for row in leased]
@@ -254,6 +276,7 @@ def _lease(row: asyncpg.Record) -> Lease:
         event=event_of(row),
         run=row["runs"],
         sealed=None if row["key_id"] is None else row["body"],
+        body_bytes=len(row["body"] or b""),
         trace=row["trace"],
         payload_kept=row["body"] is not None,
         order_key=row["order_key"],

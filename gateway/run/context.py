@@ -223,7 +223,9 @@ class Context:
             attempt=lease.attempt,
         )
         """A logger whose lines carry route, event id and delivery id, and no redacted value."""
-        self._outbox = Outbox(bench.config, bench.registry, bench.vault, self.idempotency_key)
+        # Not a bound method: in a reference cycle the body would stay until a garbage collection.
+        self._make_key = partial(_idempotency_key, lease.event.route, lease.event.id, lease.handler)
+        self._outbox = Outbox(bench.config, bench.registry, bench.vault, self._make_key)
 
     async def upsert(
         self,
@@ -312,10 +314,7 @@ class Context:
 
         For APIs that deduplicate by themselves, such as Stripe's `Idempotency-Key`.
         """
-        event = self._lease.event
-        parts = (event.route, event.id, self._lease.handler, name)
-        digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass"))
-        return f"gw_{digest.hexdigest()[:40]}"
+        return self._make_key(name)
 
     @cached_property
     def resources(self) -> Resources:
@@ -334,11 +333,17 @@ class Context:
                 f'ctx.stripe needs "api_key: env:..." on route {route!r} in routes.yaml'
             )
         api_key = self._bench.api_keys[route].reveal().decode()
-        return make_stripe_client(api_key, self._bench.http, self.idempotency_key)
+        return make_stripe_client(api_key, self._bench.http, self._make_key)
 
     @cached_property
     def _effects(self) -> Effects:
         return Effects(self._bench.ledger, self._lease, self._bench.vault, self.log)
+
+
+def _idempotency_key(route: str, event_id: str, handler: str, name: str) -> str:
+    parts = (route, event_id, handler, name)
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass"))
+    return f"gw_{digest.hexdigest()[:40]}"
 
 
 def _database(lease: Lease, subscription: Subscription, bench: Workbench) -> Database:

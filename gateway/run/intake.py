@@ -11,6 +11,7 @@ from gateway.metrics.worker import WorkerMetrics
 from gateway.model import Lease
 from gateway.providers.publish import PUBLISH
 from gateway.registry import Subscription
+from gateway.run.held_bytes import HeldBytes
 from gateway.run.limited import Limited
 
 MOST_AT_ONCE: Final = 64
@@ -33,14 +34,18 @@ class Intake:
         subscriptions: Sequence[Subscription],
         lease: timedelta,
         scan_every: timedelta,
+        held: HeldBytes,
         metrics: WorkerMetrics,
     ) -> None:
         self._leases = leases
+        self._held = held
         self._metrics = metrics
         self._is_behind = True
         """Whether more may be due than was told of, for which nobody is to blame."""
         self._handlers = [s.key for s in subscriptions if not s.is_limited]
-        self._limited = Limited(leases, subscriptions, lease=lease, look_every=scan_every)
+        self._limited = Limited(
+            leases, subscriptions, lease=lease, look_every=scan_every, held=held
+        )
         self._lease = lease
         self._scan_every_s = scan_every.total_seconds()
         self._scan_at = 0.0
@@ -62,6 +67,11 @@ class Intake:
         """Makes the next take read the ledger."""
         self._scan_at = 0.0
         self._limited.look_at_all()
+
+    def room_again(self) -> None:
+        """Make the next take read the ledger: large bodies may have waited for bytes."""
+        self._is_behind = True
+        self.scan_now()
 
     def look_again(self, subscription: Subscription) -> None:
         """A delivery has ended, and another of its handler may have waited for that."""
@@ -114,13 +124,18 @@ class Intake:
             if self._left and len(leases) < self._asked:
                 left, self._left = list(self._left), set()
                 room = self._asked - len(leases)
-                leases = await lease_due(self._leases, room, left, self._lease)
+                leases = await self._lease_due(room, left)
                 self._metrics.leased("turn", len(leases))
                 yield leases
         self._most = min(self._most * 2, MOST_AT_ONCE)
 
+    async def _lease_due(self, room: int, handlers: Sequence[tuple[str, str]]) -> list[Lease]:
+        return await lease_due(self._leases, room, handlers, self._lease, self._held.room)
+
     async def _follow(self, hints: list[int]) -> list[Lease]:
-        leases = await lease_hinted(self._leases, hints, self._handlers, self._lease)
+        leases = await lease_hinted(
+            self._leases, hints, self._handlers, self._lease, self._held.room
+        )
         if len(leases) < len(hints) and self._limited.handlers:
             others = set(hints) - {lease.delivery_id for lease in leases}
             for key in await find_due(self._leases, list(others), self._limited.handlers):
@@ -128,15 +143,16 @@ class Intake:
         return leases
 
     async def _scan(self, room: int) -> list[Lease]:
-        scanned_at = time.monotonic()
+        # Before the statement: a scan asked for while it runs is not forgotten.
+        self._scan_at = time.monotonic() + self._scan_every_s
+        was_behind, self._is_behind = self._is_behind, False
         self._left.clear()
-        leases = await lease_due(self._leases, room, self._handlers, self._lease)
-        more = len(leases) == room
-        self._scan_at = 0.0 if more else scanned_at + self._scan_every_s
+        leases = await self._lease_due(room, self._handlers)
         self._metrics.leased("ledger", len(leases))
-        if not more and not self._is_behind:
+        if len(leases) == room:
+            self._scan_at, self._is_behind = 0.0, True
+        elif not was_behind:
             self._metrics.repaired("wake_up_missed", _count_missed(leases))
-        self._is_behind = more
         return leases
 
 

@@ -8,6 +8,7 @@ from gateway.ledger.connection import Pool
 from gateway.ledger.deliveries import Limit, lease_limited, next_place
 from gateway.model import Lease
 from gateway.registry import Subscription
+from gateway.run.held_bytes import HeldBytes
 
 Key = tuple[str, str]
 
@@ -22,8 +23,10 @@ class Limited:
         *,
         lease: timedelta,
         look_every: timedelta,
+        held: HeldBytes,
     ) -> None:
         self._leases = leases
+        self._held = held
         self._lease = lease
         self._look_every_s = look_every.total_seconds()
         self._limits = {
@@ -65,7 +68,9 @@ class Limited:
                 continue
             self._asked_at[key] = now
             self._look_at[key] = now + self._look_every_s  # now: a look asked for meanwhile counts
-            leases = await lease_limited(self._leases, free, key, self._limits[key], self._lease)
+            leases = await lease_limited(
+                self._leases, free, key, self._limits[key], self._lease, self._held.room
+            )
             free -= len(leases)
             if free <= 0:
                 self._look_at[key] = 0.0

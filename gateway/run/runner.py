@@ -19,6 +19,7 @@ from gateway.model import Lease
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.execution import STOP_S, Execution
+from gateway.run.held_bytes import HeldBytes
 from gateway.run.intake import Intake
 
 AHEAD: Final = timedelta(milliseconds=20)
@@ -42,6 +43,7 @@ class Runner:
         leases: Pool,
         bench: Workbench,
         intake: Intake,
+        held: HeldBytes,
         slots: int,
         lease: timedelta,
         worker_id: UUID,
@@ -50,6 +52,7 @@ class Runner:
         self._leases = leases
         self._bench = bench
         self._intake = intake
+        self._held = held
         self._slots = slots
         self._lease = lease
         self._worker_id = worker_id
@@ -191,6 +194,8 @@ class Runner:
             self._is_idle.set()
 
     async def _accept(self, leases: list[Lease], asked_at: float) -> None:
+        for lease in leases:
+            self._held.add(lease)
         if time.monotonic() - asked_at > LONGEST_AHEAD_S:
             asked_at = time.monotonic()
             leases = await self._without_paused(leases)
@@ -247,11 +252,16 @@ class Runner:
         if self._running.get(execution.lease.delivery_id) is execution:
             del self._running[execution.lease.delivery_id]
         self._ended_since += 1
+        self._release_bytes(execution.lease)
         self._intake.look_again(execution.subscription)
         self._start_ready()
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("run_failed", delivery_id=execution.lease.delivery_id, error=describe(error))
+
+    def _release_bytes(self, lease: Lease) -> None:
+        if self._held.remove(lease):
+            self._intake.room_again()
 
     async def beat(self) -> None:
         """Send a heartbeat, and stop the runs whose lease was lost."""
@@ -261,6 +271,9 @@ class Runner:
             return
         held = await renew(self._leases, leases, self._lease, self._worker_id)
         lost = {lease.token for lease in leases} - held
+        for _, lease in self._ready:
+            if lease.token in lost:
+                self._release_bytes(lease)
         self._ready = deque(item for item in self._ready if item[1].token not in lost)
         for execution in self._running.values():
             if execution.lease.token in lost:

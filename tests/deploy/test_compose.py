@@ -162,6 +162,12 @@ def test_the_memory_of_serve_holds_what_it_may_buffer(services: dict[str, Servic
     assert services["serve"]["ulimits"]["nofile"] > Settings().max_connections
 
 
+def test_the_memory_of_a_worker_holds_what_it_may_lease(services: dict[str, Service]) -> None:
+    assert services["worker"]["deploy"]["resources"]["limits"]["memory"] == "1G"
+    largest_body = 25 * 1024**2
+    assert 4 * (Settings().max_leased + largest_body) < 1024**3 // 2
+
+
 def test_only_caddy_can_be_reached_from_outside(
     compose: dict[str, Any], services: dict[str, Service]
 ) -> None:

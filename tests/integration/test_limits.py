@@ -13,6 +13,7 @@ from gateway.ledger.connection import open_pool
 from gateway.model import Lease, Rate
 from gateway.registry.key_path import KeyPath
 from gateway.registry.registry import Subscription
+from gateway.run.held_bytes import HeldBytes
 from gateway.run.limited import Limited
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -132,7 +133,8 @@ async def test_a_look_that_is_asked_for_while_another_is_under_way_is_taken(
 ) -> None:
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
     subscription = subscribe(count, concurrency=1)
-    limited = Limited(pool, [subscription], lease=MINUTE, look_every=MINUTE)
+    held = HeldBytes(1, slots=1)
+    limited = Limited(pool, [subscription], lease=MINUTE, look_every=MINUTE, held=held)
 
     async def lease_none(*_: object) -> list[Lease]:
         limited.look_at(subscription.key)  # a slot was freed, and the answer is of before

@@ -161,6 +161,7 @@ PENDING: Final = list(range(PENDING_FROM, PENDING_FROM + BATCH))
 RUNNING: Final = list(range(RUNNING_FROM, RUNNING_FROM + BATCH))
 TOKENS: Final = [UUID(int=n) for n in RUNNING]
 WORKER: Final = UUID(int=7)
+BYTES: Final = (32 * 1024**2, 64 * 1024)
 HANDLERS: Final = (["stripe", "github", "rare"], ["handlers.h1", "handlers.h2", "handlers.h0"])
 KEPT: Final = (["stripe", "github", "rare"], [35 * DAY] * 3, [14 * DAY] * 3)
 TURNS: Final = (
@@ -331,11 +332,11 @@ CASES: Final = [
     Case(query="claim", arguments=new_claims(), rows=BATCH),
     Case(query="find_claims", arguments=taken_claims(), rows=BATCH),
     Case(query="end_windows", arguments=over_windows(), rows=BATCH),
-    Case(query="lease_hinted", arguments=(PENDING, *HANDLERS, DAY), rows=BATCH),
-    Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY), rows=BATCH),
+    Case(query="lease_hinted", arguments=(PENDING, *HANDLERS, DAY, *BYTES), rows=BATCH),
+    Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY, *BYTES), rows=BATCH),
     Case(
         query="lease_limited",
-        arguments=("stripe", "handlers.h1", BATCH, timedelta(minutes=1), BATCH, DAY),
+        arguments=("stripe", "handlers.h1", BATCH, timedelta(minutes=1), BATCH, DAY, *BYTES),
         rows=BATCH,
     ),
     Case(query="read_leased", arguments=(RUNNING, TOKENS), rows=BATCH),

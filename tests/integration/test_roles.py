@@ -298,7 +298,8 @@ async def test_the_ledger_works_wherever_names_are_looked_up(owner: Connection) 
         f" set session authorization {WORKER}"
     )
     assert await owner.fetchval("select gateway.advance('r', 'h', 'k')") is None
-    assert await owner.fetch("select gateway.lease_limited('r', 'h', 1, '1 s', 1, '1 s')") == []
+    lease = "select gateway.lease_limited('r', 'h', 1, '1 s', 1, '1 s', 1, 1)"
+    assert await owner.fetch(lease) == []
 
 
 async def test_a_worker_forgets_days_whose_tables_are_not_its_own(

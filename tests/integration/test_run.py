@@ -579,7 +579,7 @@ async def test_a_lease_whose_answer_was_lost_expires_while_its_worker_lives(
             while not lost:  # or the worker was faster
                 await claim_all(database_url, [make_claim(uuid4().hex)])
                 handlers = (["stripe"], ["handlers.count"])
-                lost = await ledger.rows(QUERIES["lease_due"], *handlers, 1, SECOND)
+                lost = await ledger.rows(QUERIES["lease_due"], *handlers, 1, SECOND, 1, 1)
         claimed = await ledger.value("select count(*) from gateway.deliveries")
         await until(lambda: _equals(ledger, done, claimed - 1))
         may_end.set()
@@ -594,7 +594,7 @@ async def test_nothing_is_taken_back_while_postgres_has_only_just_come_back(
     database_url: str, ledger: Reader
 ) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
-    await ledger.rows(QUERIES["lease_due"], ["stripe"], ["handlers.count"], 1, -SECOND)
+    await ledger.rows(QUERIES["lease_due"], ["stripe"], ["handlers.count"], 1, -SECOND, 1, 1)
     assert await ledger.rows(QUERIES["reap"], 1, 10, timedelta(days=3650)) == []
     assert len(await ledger.rows(QUERIES["reap"], 1, 10, timedelta())) == 1
 

@@ -32,6 +32,16 @@ OLDEST: Final = "1.27"
 """The first with all that is used; docs/kubernetes.md says so."""
 
 NEWEST: Final = "1.37"
+MIB: Final = 1024**2
+WORKER_BYTES: Final = 100 * MIB
+"""What a worker takes without a delivery."""
+
+LARGEST_BODY: Final = 25 * MIB
+"""GitHub's."""
+
+COPIES: Final = 4
+"""Of a body: received, decoded, read by its handler, and not yet returned by malloc."""
+
 FOREIGN: Final = "monitoring.coreos.com/v1"
 """The Prometheus operator's: its schema is in its own cluster, not in Kubernetes'."""
 
@@ -229,6 +239,12 @@ def test_without_a_disk_there_is_no_spool() -> None:
 def test_memory_has_room_for_what_is_buffered(cluster: Cluster) -> None:
     limit = quantity(cluster.container("serve")["resources"]["limits"]["memory"])
     assert limit >= 2 * cluster.settings("serve").max_buffered
+
+
+def test_the_memory_of_a_worker_has_room_for_what_it_leases(cluster: Cluster) -> None:
+    limit = quantity(cluster.container("worker")["resources"]["limits"]["memory"])
+    leased = cluster.settings("worker").max_leased
+    assert limit >= WORKER_BYTES + COPIES * (leased + LARGEST_BODY)
 
 
 @pytest.mark.parametrize(("name", "component"), PODS)

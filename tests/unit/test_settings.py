@@ -56,6 +56,7 @@ def test_without_variables_the_defaults_hold() -> None:
         log_level="info",
         concurrency=16,
         handler_connections=None,
+        max_leased=32 * 1024**2,
         max_connections=10_000,
         max_in_flight=512,
         max_buffered=256 * 1024**2,
@@ -83,6 +84,7 @@ def test_every_variable_is_read() -> None:
         "GATEWAY_LOG_LEVEL": "debug",
         "GATEWAY_CONCURRENCY": "1000",
         "GATEWAY_HANDLER_CONNECTIONS": "4",
+        "GATEWAY_MAX_LEASED": "1MiB",
         "GATEWAY_MAX_CONNECTIONS": "16",
         "GATEWAY_MAX_IN_FLIGHT": "1",
         "GATEWAY_MAX_BUFFERED": "1GiB",
@@ -120,6 +122,7 @@ def test_every_variable_is_read() -> None:
     assert (settings.log_format, settings.log_level) == ("json", "debug")
     assert (settings.concurrency, settings.max_in_flight, settings.queue_depth) == (1000, 1, 7)
     assert (settings.max_connections, settings.max_buffered) == (16, 1024**3)
+    assert settings.max_leased == 1024**2
     assert settings.spool_size == 0
     assert settings.trusted_proxies == make_networks(["10.0.0.0/8", "::1"])
     assert settings.refused_rate == Rate(count=3, period=timedelta(seconds=10))

@@ -5,29 +5,44 @@ with mine as materialized (  -- what is paused is not even locked
     where not exists (
         select from gateway.pauses p where p.route = m.route and p.handler in (m.handler, ''))
 ), due as (
-    select d.id
+    select d.id, d.route, d.event_id
     from gateway.deliveries d
     join mine using (route, handler)
     where d.id = any ($1::bigint[]) and d.due_at <= now()
       and d.status || '' = 'pending'  -- as it stands, the planner may walk all that waits instead
     order by d.id
     for update of d skip locked
+), sized as materialized (  -- octet_length of a bytea reads its header only: no body is fetched here
+    select due.id, e.event_id, e.type, e.route, e.provider, e.account, e.livemode, e.occurred_at,
+           e.received_at, e.trace, p.headers, p.body, p.key_id, coalesce(octet_length(p.body), 0) as bytes
+    from due
+    cross join lateral (  -- as a plain join, it may be one with all events
+        select * from gateway.processed_events where route = due.route and event_id = due.event_id limit 1
+    ) e
+    left join lateral (  -- of one day's table
+        select headers, body, key_id from gateway.payloads
+        where id = e.payload_id and until = e.payload_until
+        limit 1
+    ) p on true
+), fitting as (  -- bodies larger than $6, while those before them are fewer bytes than $5
+    select id
+    from (
+        select id, bytes, sum(bytes) filter (where bytes > $6::integer)
+            over (order by id rows between unbounded preceding and 1 preceding) as before
+        from sized
+    ) s
+    where bytes <= $6::integer or coalesce(before, 0) < $5::bigint
 ), leased as (
     update gateway.deliveries d
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
-    where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs, d.order_key
+    where d.id = any (array (select id from fitting))  -- as a join, a plan for many rows may scan all
+    returning d.id, d.lease_token, d.handler, d.attempts, d.runs, d.order_key
 )
-select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.order_key, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.order_key, s.event_id, s.type, s.route, s.provider,
+       s.account, s.livemode, s.occurred_at, s.received_at, s.headers, s.body, s.key_id, s.trace
 from leased l
-join gateway.processed_events e using (route, event_id)
-left join lateral (  -- of one day's table
-    select headers, body, key_id from gateway.payloads
-    where id = e.payload_id and until = e.payload_until
-    limit 1
-) p on true
+join sized s using (id)
 order by l.id;
 
 -- name: lease_due
@@ -37,10 +52,10 @@ with mine as materialized (  -- what is paused is not even locked
     where not exists (
         select from gateway.pauses p where p.route = m.route and p.handler in (m.handler, ''))
 ), due as (
-    select d.id
+    select d.id, d.due_at, mine.route, d.event_id
     from mine
     cross join lateral (
-        select id, due_at
+        select id, due_at, event_id
         from gateway.deliveries
         where route = mine.route and handler = mine.handler
           and status = 'pending' and due_at <= now()
@@ -50,24 +65,38 @@ with mine as materialized (  -- what is paused is not even locked
     ) d
     order by d.due_at, d.id
     limit $3
+), sized as materialized (  -- octet_length of a bytea reads its header only: no body is fetched here
+    select due.id, due.due_at, e.event_id, e.type, e.route, e.provider, e.account, e.livemode, e.occurred_at,
+           e.received_at, e.trace, p.headers, p.body, p.key_id, coalesce(octet_length(p.body), 0) as bytes
+    from due
+    cross join lateral (  -- as a plain join, it may be one with all events
+        select * from gateway.processed_events where route = due.route and event_id = due.event_id limit 1
+    ) e
+    left join lateral (  -- of one day's table
+        select headers, body, key_id from gateway.payloads
+        where id = e.payload_id and until = e.payload_until
+        limit 1
+    ) p on true
+), fitting as (  -- bodies larger than $6, while those before them are fewer bytes than $5
+    select id
+    from (
+        select id, bytes, sum(bytes) filter (where bytes > $6::integer)
+            over (order by due_at, id rows between unbounded preceding and 1 preceding) as before
+        from sized
+    ) s
+    where bytes <= $6::integer or coalesce(before, 0) < $5::bigint
 ), leased as (
     update gateway.deliveries d
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
-    where d.id = any (array (select id from due))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.route, d.event_id, d.handler, d.attempts, d.runs, d.order_key,
-              d.due_at
+    where d.id = any (array (select id from fitting))  -- as a join, a plan for many rows may scan all
+    returning d.id, d.lease_token, d.handler, d.attempts, d.runs, d.order_key
 )
-select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.order_key, e.event_id, e.type, e.route, e.provider, e.account,
-       e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.order_key, s.event_id, s.type, s.route, s.provider,
+       s.account, s.livemode, s.occurred_at, s.received_at, s.headers, s.body, s.key_id, s.trace
 from leased l
-join gateway.processed_events e using (route, event_id)
-left join lateral (  -- of one day's table
-    select headers, body, key_id from gateway.payloads
-    where id = e.payload_id and until = e.payload_until
-    limit 1
-) p on true
-order by l.due_at, l.id;
+join sized s using (id)
+order by s.due_at, l.id;
 
 -- name: find_due
 -- Of which handlers deliveries that the queue named are due (primary key).
@@ -84,7 +113,7 @@ from (
     select where not exists (
         select from gateway.pauses p where p.route = $1 and p.handler in ($2, ''))
 ) as free
-cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6) as leased;
+cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6, $7, $8) as leased;
 
 -- name: read_leased
 -- Deliveries that were just leased, with their events (primary keys).
