@@ -58,7 +58,8 @@ def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
 
 def greeted(greeting: Greeting, *, is_to_stranger: bool = False) -> Answer:
     """A handshake. It echoes what somebody chose: no browser shall take it for a page."""
-    kind = b"content-type: %b\r\n" % greeting.content_type.encode() if greeting.body else b""
+    # Also without a body: Discord refuses a URL whose answer to a PING has no Content-Type.
+    kind = b"content-type: %b\r\n" % greeting.content_type.encode()
     return Answer(
         greeting.status, greeting.body, _NO_PAGE, kind=kind, is_to_stranger=is_to_stranger
     )

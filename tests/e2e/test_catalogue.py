@@ -241,6 +241,32 @@ async def test_a_page_in_the_validation_token_of_graph_is_not_echoed(
     assert answer.headers["content-type"].startswith("text/plain")
 
 
+async def test_the_answer_to_a_ping_of_discord_has_a_content_type(
+    client: httpx.AsyncClient,
+) -> None:
+    """Also without a body: Discord demands it."""
+    answer = await post(client, sign("discord", load("discord", "ping")))
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:60Z", "x" * 99],
+)
+async def test_a_time_in_an_unsigned_header_is_no_reason_for_a_500(
+    client: httpx.AsyncClient, module_project: Project, moment: str
+) -> None:
+    """The time of Shopify is information, and out of range it is left out."""
+    vector = event_of("shopify")
+    vector["body"] = json.dumps({"id": 1, "note": moment})
+    signed = sign("shopify", vector)
+    headers = {"x-shopify-triggered-at": moment, "x-shopify-webhook-id": f"at {moment}"}
+    answer = await post(client, Signed({**signed.headers, **headers}, signed.body, signed.url))
+    assert (answer.status_code, answer.json()["status"]) == (200, "accepted")
+    assert f"at {moment}" in {event_id for _, event_id, _ in await stored(module_project)}
+
+
 async def test_a_wrong_signature_on_purpose_gets_401(client: httpx.AsyncClient) -> None:
     for name, vector in (
         ("xero", load("xero", "intent-bad")),

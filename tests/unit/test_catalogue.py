@@ -360,7 +360,7 @@ def test_a_change_to_a_header_changes_nothing_but_what_is_said_to_be_unsigned(
 
 @over(SIGNED)
 def test_a_request_without_any_of_the_headers_that_prove_it_is_refused(vector: Vector) -> None:
-    bare = vector.incoming._replace(headers={})
+    bare = vector.incoming._replace(headers={}, url=vector.incoming.url.partition("?")[0])
     name = vector.provider.name
     scheme = read_scheme(name) if name in NAMES else None
     proofs = scheme.signature.at if isinstance(scheme, SignedSection) else []

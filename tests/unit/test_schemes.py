@@ -16,6 +16,10 @@ from gateway.model import ReplayPolicy, read_payload
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.provider import Integrity
 from gateway.providers.schemes.batch import MOST_ITEMS, split_items
+from gateway.providers.schemes.message import composer
+from gateway.providers.schemes.places import Looked
+from gateway.providers.schemes.sections import KINDS as SECTIONS
+from gateway.providers.schemes.sections import SignedSection
 from gateway.routes import load_config
 from gateway.routes.scheme import find_provider
 from gateway.samples import make_sample, receive_alone
@@ -369,6 +373,18 @@ def said(tmp_path: Path, *lines: str, provider: str = "hmac") -> list[str]:
         ([SIGNED, "timestamp: {at: header.x-time}"], "freshness of an unsigned time"),
         ([SIGNED, "timestamp: {at: query.time}"], "freshness of an unsigned time"),
         ([SIGNED, "tolerance: 5m"], "a tolerance without `timestamp`"),
+        (
+            [
+                SIGNED,
+                "signed: '{timestamp}{body}'",
+                "timestamp: {at: header.x-time}",
+                "tolerance: 3d",
+                "redelivery: 1d",
+            ],
+            "a day more than `redelivery` at most",
+        ),
+        ([SIGNED, "signed: '[id:{json.id?};]{body}'"], "[id:{json.id};], without ?"),
+        ([SIGNED, "signed: '[id:{bod};]{body}'"], "{bod}; text with"),
         ([SIGNED, "retries: yes"], "7 routes.one.scheme.retries: 'yes'; true or false"),
         ([SIGNED, "each: true"], "`each` without `batch`"),
         ([SIGNED, "batch: json", "id: header.x-id"], "a batch whose items share one id"),
@@ -475,6 +491,26 @@ def test_where_the_body_is_not_signed_what_is_must_not_come_again() -> None:
     # Two events of one second have this in common.
     odd = made(id="json.id", signed="{json.at}")
     assert (odd.proof, odd.replay_policy("a", ReplayPolicy.REFUSE)) == (None, None)
+
+
+def test_a_segment_is_left_out_with_the_text_around_it() -> None:
+    section = SECTIONS["hmac"].model_validate(
+        {
+            "signature": {"at": "header.x-sig"},
+            "signed": "v[1];[id:{query.id};][by:{header.x-by}]{body}",
+            "type": "json.t",
+        }
+    )
+    assert isinstance(section, SignedSection)
+    assert str(section.signed) == "v[1];[id:{query.id};][by:{header.x-by}]{body}"
+    compose = composer(section)
+
+    def composed(url: str, **headers: str) -> bytes:
+        return compose(Looked(Incoming(headers, b"{}", "POST", url)))
+
+    assert composed("https://x/?id=7", **{"x-by": "me\xe9"}) == b"v[1];id:7;by:me\xe9{}"
+    assert composed("https://x/?id=", **{"x-by": ""}) == b"v[1];{}"
+    assert composed("https://x/") == b"v[1];{}"
 
 
 def test_the_header_of_a_token_is_a_credential() -> None:

@@ -178,5 +178,45 @@ def test_one_token_of_mailgun_is_one_proof_whichever_signature_is_left_of_it() -
         provider.verify(moved, keys=[b"parent"], now=NOW, tolerance=provider.tolerance)
 
 
+@pytest.mark.parametrize(
+    ("name", "hours", "body"),
+    [
+        ("mux", 24, {"type": "video.asset.ready", "id": "3a56ac3d"}),
+        ("tiktok", 72, {"event": "video.publish.completed", "create_time": 1795003200}),
+    ],
+)
+def test_a_last_retry_with_the_time_of_the_first_try_is_the_same_event(
+    name: str, hours: int, body: dict[str, Any]
+) -> None:
+    """Neither says whether a retry is signed anew."""
+    provider = PROVIDERS[name]
+    assert provider.retries
+    incoming = receive(provider, json.dumps(body).encode(), "secret")
+    last = NOW + timedelta(hours=hours, minutes=30)
+    provider.verify(incoming, keys=[b"secret"], now=last, tolerance=provider.tolerance)
+    assert provider.redelivery >= timedelta(hours=hours)
+
+
+@pytest.mark.parametrize("name", ["lithic", "mux", "pagerduty", "viber"])
+def test_senders_whose_pages_name_retries_are_known_to_retry(name: str) -> None:
+    assert PROVIDERS[name].retries
+
+
+def test_parts_that_mercado_pago_leaves_out_are_not_made_up() -> None:
+    """Who takes a part away, or adds one, has another text than the one that is signed."""
+    provider = PROVIDERS["mercado-pago"]
+    incoming = mercado_pago(str(int(NOW.timestamp())), {"id": 1, "type": "order"})
+    bare = incoming._replace(url=URL)
+    headers = {k: v for k, v in incoming.headers.items() if k != "x-request-id"}
+    for changed in (bare, incoming._replace(headers=headers), bare._replace(headers=headers)):
+        with pytest.raises(BadSignature):
+            provider.verify(changed, keys=[b"secret"], now=NOW, tolerance=provider.tolerance)
+    # The same text, cut apart elsewhere: one proof, and so one event.
+    cut = incoming._replace(url=URL + "?data.id=ORD01;request-id:req-1", headers=headers)
+    provider.verify(cut, keys=[b"secret"], now=NOW, tolerance=provider.tolerance)
+    assert provider.proof is not None
+    assert provider.proof(cut) == provider.proof(incoming)
+
+
 def test_a_large_recording_of_elevenlabs_fits() -> None:
     assert PROVIDERS["elevenlabs"].max_body >= 25 * 1024**2

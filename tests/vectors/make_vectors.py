@@ -502,6 +502,33 @@ def pagerduty() -> None:
         )
 
 
+def pagerduty_ping() -> None:
+    """The test event of the console, as a program that receives it has recorded it."""
+    secret = "a-secret-of-the-receiver"
+    body = compact(
+        {
+            "event": {
+                "id": "01FKZOXA868SHYEE4DVNWB5P9W",
+                "event_type": "pagey.ping",
+                "resource_type": "pagey",
+                "occurred_at": "2025-04-07T03:00:55.532Z",
+                "agent": {"id": "PVE0ZR9", "type": "user_reference"},
+                "client": None,
+                "data": {"message": "Hello from your friend Pagey!", "type": "ping"},
+            }
+        }
+    )
+    write(
+        "pagerduty",
+        "ping",
+        made_by=NO_CODE.format("PagerDuty (on npm or PyPI)"),
+        secret=secret,
+        headers=JSON | {"x-pagerduty-signature": f"v1={digest(secret, body).hex()}"},
+        body=body,
+        events=one("01FKZOXA868SHYEE4DVNWB5P9W", "pagey.ping"),
+    )
+
+
 def xero() -> None:
     secret = (
         "OSd0eLlVIY9ZhViEqlDUh4+6n6M+Lo+eDaEJheJ6OCCgWwIz2D3JIAU6jPMipHRbgKTLz2uJ+xiACXGDBLrgdA=="
@@ -799,6 +826,7 @@ def main() -> None:
         base64_signed,
         pagerduty_published,
         pagerduty,
+        pagerduty_ping,
         xero,
         timed,
         twitch,

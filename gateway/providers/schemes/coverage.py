@@ -1,9 +1,11 @@
 """What a scheme signs, and whether its keys fit each other."""
 
 from gateway.notation.problems import Unexpected, describe
+from gateway.notation.quantities import format_duration
 from gateway.providers.schemes.handshake import signed_places
 from gateway.providers.schemes.places import Place
 from gateway.providers.schemes.sections import (
+    DAY,
     DIGEST,
     UUID,
     BasicSection,
@@ -51,6 +53,13 @@ def _check_signed(section: SignedSection) -> None:
         raise Unexpected(found="{timestamp} in `signed`", expected="`timestamp`: where it is")
     if timestamp is None and section.tolerance is not None:
         raise Unexpected(found="a tolerance without `timestamp`", expected="a signed time, or none")
+    if section.tolerance is not None and section.tolerance > section.redelivery + DAY:
+        raise Unexpected(
+            found=f"a tolerance of {format_duration(section.tolerance)}, and `redelivery:"
+            f" {format_duration(section.redelivery)}`",
+            expected="a day more than `redelivery` at most: event ids need not be kept for longer,"
+            " and a captured request would be a new event",
+        )
     if section.signed.has("id") and any(str(choice) in (DIGEST, UUID) for choice in section.id):
         raise Unexpected(found="{id} in `signed`", expected="`id`: where it is, and no digest")
     if timestamp is not None and not all(covers(section, place) for place in timestamp.at):

@@ -52,9 +52,11 @@ def _filler(part: Part, section: SignedSection) -> Compose:
             readers = [choice.reader() for choice in section.id]
             return _required(lambda looked: _first(readers, looked), "id")
     reader = None if part.place is None else part.place.reader()
+    encoding = "latin-1" if part.place is not None and part.place.source == "header" else "utf-8"
+    if part.around is not None and reader is not None:
+        return _segment(reader, part.around, encoding)
     if part.is_optional and reader is not None:
         return lambda looked: (reader(looked) or "").encode("utf-8", "replace")
-    encoding = "latin-1" if part.place is not None and part.place.source == "header" else "utf-8"
     return _required(reader, part.word, encoding)
 
 
@@ -68,6 +70,17 @@ def _required(reader: Reader | None, name: str, encoding: str = "latin-1") -> Co
         if text is None:
             raise BadSignature(f"no {name}, which is part of what is signed")
         return text.encode(encoding, "replace")
+
+    return fill
+
+
+def _segment(reader: Reader, around: tuple[str, str], encoding: str) -> Compose:
+    """Fill a segment that is left out as a whole if its place holds nothing."""
+    before, after = around
+
+    def fill(looked: Looked) -> bytes:
+        text = reader(looked)
+        return f"{before}{text}{after}".encode(encoding, "replace") if text else b""
 
     return fill
 

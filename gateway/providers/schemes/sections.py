@@ -23,6 +23,8 @@ UUID: Final = "uuid"
 """A new id for every request, for senders whose events have neither an id nor unique bytes."""
 DAY: Final = timedelta(days=1)
 TOLERANCE: Final = timedelta(minutes=5)
+LONGEST_TOLERANCE: Final = timedelta(days=4)
+"""Enough for TikTok, which retries for three days and may keep the time of the first try."""
 REDELIVERY: Final = timedelta(days=7)
 """Where nobody has said how long a sender comes back: long enough for all that have."""
 MOST_HANDSHAKES: Final = 8
@@ -318,12 +320,13 @@ class SignedSection(SenderSection):
     signed: SignedText = Field(
         default=parse_template("{body}", words=WORDS),
         description="What is signed: text with {body}, {timestamp}, {id}, {url}, {method}, {path},"
-        " {params} and places in it.",
+        " {params} and places in it. A part in square brackets, such as [id:{query.id};], is left"
+        " out as a whole if its place holds nothing.",
     )
     timestamp: TimestampSection | None = Field(
         default=None, description="Where the time of signing is; it must be signed."
     )
-    tolerance: Annotated[Duration, lasting(timedelta(seconds=1), DAY)] | None = Field(
+    tolerance: Annotated[Duration, lasting(timedelta(seconds=1), LONGEST_TOLERANCE)] | None = Field(
         default=None, description="How far the signed time may be from ours. Default 5m."
     )
     body_hash: PlaceText | None = Field(

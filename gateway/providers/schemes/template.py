@@ -12,6 +12,8 @@ WORDS: Final = ("body", "timestamp", "id", "url", "method", "path", "params")
 """What may stand in `signed` beside places; `params`: the fields of a form, sorted and joined."""
 LONGEST: Final = 1000
 _PIECE: Final = re.compile(r"\{([^{}]*)\}|([^{}]+)|(.)", re.DOTALL)
+_SEGMENT: Final = re.compile(r"\[([^\[\]{}]*)\{([^{}]*)\}([^\[\]{}]*)\]")
+"""`[id:{query.id};]` in `signed`: left out as a whole if the place holds nothing."""
 
 
 class Part(NamedTuple):
@@ -21,9 +23,12 @@ class Part(NamedTuple):
     place: Place | None = None
     is_optional: bool = False
     """Whether nothing will do, as an empty text."""
+    around: tuple[str, str] | None = None
+    """The text before and after it, which is left out with it; None: it is no such segment."""
 
     def __str__(self) -> str:
-        return "{" + self.word + ("?" if self.is_optional else "") + "}"
+        text = "{" + self.word + ("?" if self.is_optional else "") + "}"
+        return text if self.around is None else f"[{self.around[0]}{text}{self.around[1]}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,27 @@ def parse_template(text: object, *, words: tuple[str, ...] = ()) -> Template:
     if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
         raise Unexpected(found=describe(text), expected=expected)
     pieces: list[str | Part] = []
+    if words and (segment := _SEGMENT.search(text)):
+        before, after = text[: segment.start()], text[segment.end() :]
+        if before:
+            pieces += parse_template(before, words=words).pieces
+        pieces.append(_segment(segment, expected))
+        if after:
+            pieces += parse_template(after, words=words).pieces
+        return Template(tuple(pieces))
     for inner, literal, stray in _PIECE.findall(text):
         if stray:
             raise Unexpected(found=describe(text), expected=f"{{ and }} in pairs: {expected}")
         pieces.append(literal or _part(inner, words, expected))
     return Template(tuple(pieces))
+
+
+def _segment(found: re.Match[str], expected: str) -> Part:
+    before, inner, after = found.groups()
+    part = _part(inner, (), expected)
+    if part.is_optional:
+        raise Unexpected(found=found[0], expected=f"[{before}{{{inner[:-1]}}}{after}], without ?")
+    return part._replace(around=(before, after))
 
 
 def _part(inner: str, words: tuple[str, ...], expected: str) -> Part:

@@ -87,6 +87,16 @@ export async function messages() {
     headers: { ...json, "x-viber-content-signature": header },
     events: [{ id: null, type: "message" }],
   });
+  // lib/middleware.js of viber-bot takes the signature from the URL. This is what set_webhook sends.
+  body = compact({ event: "webhook", timestamp: AT_MS, chat_hostname: "SN-CHAT-05_", message_token: 241256543215 });
+  header = hmac(secret, body, "hex");
+  await accepted(body, (text) => viber.validateMessage(header, text));
+  write("viber", "webhook-set", {
+    made_by: by(`${at("viber-bot")} MessageValidator.validateMessage`), secret, body,
+    url: `https://gateway.example.com/webhooks/viber?sig=${header}`,
+    headers: json,
+    events: [{ id: null, type: "webhook" }],
+  });
 
   const { ElevenLabsClient } = require("@elevenlabs/elevenlabs-js");
   secret = "wsec_elevenlabs";
@@ -135,5 +145,23 @@ export async function messages() {
     url: "https://gateway.example.com/webhooks/mercado-pago?data.id=999999999&type=payment",
     headers: { ...json, "x-request-id": requestId, "x-signature": header },
     events: [{ id: "12345", type: "payment.created" }],
+  });
+  // A pair whose value is missing is left out of what is signed.
+  body = compact({ live_mode: true, type: "order", user_id: 44444, action: "order.processed", data: { id: "ORD01J49MMW3SSBK5PSV3DFR32959" } });
+  header = `ts=${AT_MS},v1=${hmac(secret, `request-id:${requestId};ts:${AT_MS};`, "hex")}`;
+  WebhookSignatureValidator.validate({ xSignature: header, xRequestId: requestId, secret });
+  write("mercado-pago", "without-data-id", {
+    made_by: by(`${at("mercadopago")} WebhookSignatureValidator.validate`), secret, body,
+    headers: { ...json, "x-request-id": requestId, "x-signature": header },
+    events: [{ id: requestId, type: "order.processed" }],
+  });
+  header = `ts=${AT_MS},v1=${hmac(secret, `id:123;ts:${AT_MS};`, "hex")}`;
+  WebhookSignatureValidator.validate({ xSignature: header, dataId: "123", secret });
+  write("mercado-pago", "without-request-id", {
+    made_by: by(`${at("mercadopago")} WebhookSignatureValidator.validate`), secret,
+    body: compact({ id: 12346, type: "payment", action: "payment.updated", data: { id: "123" } }),
+    url: "https://gateway.example.com/webhooks/mercado-pago?data.id=123&type=payment",
+    headers: { ...json, "x-signature": header },
+    events: [{ id: "12346", type: "payment.updated" }],
   });
 }
