@@ -57,6 +57,7 @@ from gateway.receive.recorder import Recorder
 from gateway.receive.refused import Refused
 from gateway.receive.reloading import Reloader
 from gateway.receive.scrubbing import Scrubber
+from gateway.receive.spooled import SpooledDuplicates
 from gateway.receive.unknown import UnknownPaths
 from gateway.redaction import RedactAt
 from gateway.routes import AlertDestinations, Route, check_alerts
@@ -118,6 +119,12 @@ def build_app(project: Project, state: State, hangup: Hangup) -> App:
         connections=state.connections,
     )
     refused = _refused(project, metrics)
+    if spool is not None:
+        spool.on_duplicate = SpooledDuplicates(
+            routes={route.name: route for route in project.config.doors},
+            vault=reception.vault,
+            refused=refused,
+        ).keep
     keyrings = _keyrings(project, uses)
     queues = Queues(
         url,

@@ -605,6 +605,14 @@ SAFEGUARDS: Final = (
         "test_an_identical_body_is_a_duplicate_in_its_window_and_an_event_after_it",
     ),
     Safeguard(
+        "an identical body that was acknowledged from the spool is kept for people",
+        "gateway/spool/spool.py",
+        "self.on_duplicate(kept.claim, answer.first_event_id)",
+        "pass",
+        "tests/e2e/test_spool.py::"
+        "test_a_body_that_was_spooled_twice_is_one_event_and_one_to_release",
+    ),
+    Safeguard(
         "bodies that can honestly repeat are not refused",
         "gateway/providers/provider.py",
         "return type not in self.unique",

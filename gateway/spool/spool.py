@@ -11,7 +11,7 @@ import structlog
 
 from gateway.errors import SpoolUnavailable
 from gateway.failpoints import reached
-from gateway.ledger.claims import Claim, Claimed
+from gateway.ledger.claims import Claim, Claimed, Verdict
 from gateway.ledger.connection import describe
 from gateway.notation.quantities import format_size
 from gateway.spool.file import Span, SpoolFile, adopt_all
@@ -65,6 +65,8 @@ class Spool:
         """Events that were offered to the ledger."""
         self.on_adopted: Callable[[int], None] = lambda _: None
         """Told of events that a process which is gone had left behind."""
+        self.on_duplicate: Callable[[Claim, str], None] = lambda *_: None
+        """Called with a claim that is a duplicate because of its body, and the event it repeats."""
         self.damaged = 0
         """Pieces that could not be read."""
 
@@ -253,6 +255,8 @@ class Spool:
             if isinstance(answer, Claimed):
                 file.waiting -= 1
                 _tell(kept.claim, answer)
+                if answer.verdict is Verdict.DUPLICATE and answer.first_event_id is not None:
+                    self.on_duplicate(kept.claim, answer.first_event_id)
             else:
                 refused.append((kept.offset, kept.end))
         self.drained["claimed"] += len(window) - len(refused)

@@ -1,7 +1,10 @@
 """Postgres is away: GitHub is acknowledged from the spool, and nothing is lost or applied twice."""
 
 import asyncio
+import hashlib
+import hmac
 import json
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -140,6 +143,44 @@ async def test_a_replay_that_was_acknowledged_is_flagged_and_not_refused(
         await settled(engine.url, 2)
         assert (await push(serving, "guid_4", body)).status_code == 403
         await serving.running.says("event_flagged")
+
+
+LEMON = """\
+keys: [env:KEY]
+digest_key: env:DIGEST_KEY
+routes:
+  lemon: {provider: lemon-squeezy, secrets: [env:LEMON_SECRET], spool: always, encrypt: %s}
+"""
+
+
+@pytest.mark.parametrize("encrypt", ["false", "true"])
+async def test_a_body_that_was_spooled_twice_is_one_event_and_one_to_release(
+    encrypt: str, project: Project, engine: Postgres
+) -> None:
+    """Of a sender without event ids: both were acknowledged, so neither may be lost unseen."""
+    project.environ |= {"KEY": os.urandom(32).hex(), "DIGEST_KEY": os.urandom(32).hex()}
+    project.environ["LEMON_SECRET"] = "lemon"
+    project.write("config/routes.yaml", LEMON % encrypt)
+    body = b'{"meta":{"event_name":"subscription_paused"}}'
+    headers = {"x-signature": hmac.new(b"lemon", body, hashlib.sha256).hexdigest()}
+    with project.serve() as serving:
+        await serving.ready()
+        await asyncio.to_thread(engine.stop)
+        for _ in range(2):
+            answer = await serving.post(body, headers, path="/webhooks/lemon")
+            assert answer.json()["status"] == "accepted"
+        await asyncio.to_thread(engine.start)
+        connection = await asyncpg.connect(engine.url)
+        ledger = Reader(connection)
+        await until(
+            lambda: ledger.value("select id from gateway.rejected where code = 'DUPLICATE'")
+        )
+        assert await ledger.value("select count(*) from gateway.processed_events") == 1
+        id = await ledger.value("select id from gateway.rejected")
+        released = await asyncio.to_thread(project.run, "rejected", "release", str(id), "--yes")
+        assert released.returncode == 0, released.stdout + released.stderr
+        assert await ledger.value("select count(*) from gateway.processed_events") == 2
+        await connection.close()
 
 
 @pytest.mark.parametrize(

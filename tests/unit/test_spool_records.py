@@ -1,7 +1,7 @@
 """Records on disk: what was written is read back, and nothing else is."""
 
 import io
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +47,7 @@ def ids(found: list[Kept | Damaged]) -> list[str]:
     headers=st.dictionaries(TEXT, TEXT, max_size=3),
     replay=st.none() | st.sampled_from(ReplayPolicy),
     handlers=st.lists(TEXT, max_size=3).map(tuple),
+    window=st.none() | st.integers(0, 10**7).map(lambda s: timedelta(seconds=s)),
 )
 def test_a_claim_comes_back_as_it_was(
     event_id: str,
@@ -58,6 +59,7 @@ def test_a_claim_comes_back_as_it_was(
     headers: dict[str, str],
     replay: ReplayPolicy | None,
     handlers: tuple[str, ...],
+    window: timedelta | None,
 ) -> None:
     claim = make_claim()._replace(
         envelope=Envelope(
@@ -67,6 +69,7 @@ def test_a_claim_comes_back_as_it_was(
         headers=headers,
         replay=replay,
         handlers=handlers,
+        window=window,
     )
     content = encode(claim)
     assert read(content + content) == [
