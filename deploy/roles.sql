@@ -50,7 +50,8 @@ grant select, insert on gateway.refusals to gateway_serve;
 grant select on gateway.reconciliations to gateway_serve;  -- for /metrics, as the next
 grant select (route, status, closed_at) on gateway.gaps to gateway_serve;
 -- What is refused it writes down and trims, and cannot read again.
-grant insert, delete, select (id, route, at, code, cause, sender, size) on gateway.rejected to gateway_serve;
+grant insert, delete, select (id, route, at, code, cause, sender, size, digest, verified_by, released_at)
+    on gateway.rejected to gateway_serve;
 grant select, insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.secret_uses, gateway.reloads
     to gateway_serve;
 grant select, insert, update on gateway.totals, gateway.alerts to gateway_serve;
@@ -70,7 +71,7 @@ grant select, insert, delete, update (id) on gateway.audit to gateway_worker;
 grant select, delete on gateway.bulk_orders to gateway_worker;
 grant select, insert, update, delete on gateway.reconciliations, gateway.gaps to gateway_worker;
 grant select, delete on gateway.refusals to gateway_worker;
-grant delete, select (id, at) on gateway.rejected to gateway_worker;
+grant delete, select (id, at, verified_by, released_at) on gateway.rejected to gateway_worker;
 grant select, insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.causes to gateway_worker;
 grant select, insert, update on gateway.totals, gateway.alerts to gateway_worker;
 grant select, insert, update, delete on gateway.alert_messages to gateway_worker;
@@ -87,7 +88,7 @@ grant insert, delete on gateway.ended_sessions to gateway_operator;
 grant insert, update on gateway.reconciliations to gateway_operator;
 grant insert, update, delete on gateway.gaps to gateway_operator;
 grant update on gateway.alert_messages to gateway_operator;
-grant update, delete on gateway.rejected to gateway_operator;
+grant insert, update, delete on gateway.rejected to gateway_operator;
 grant insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.secret_uses to gateway_operator;
 grant delete on gateway.causes to gateway_operator;
 grant insert, update on gateway.totals to gateway_operator;
@@ -106,7 +107,7 @@ grant select (delivery_id, name, status, calls, begun_at, finished_at, key_id) o
 grant select (delivery_id, number, started_at, finished_at, outcome, error, key_id, until) on gateway.attempts to gateway_readonly;
 grant select (
     id, route, at, code, cause, detail, shadow, method, path, address, sender, body_bytes, digest, key_id, size,
-    released_at, released_as
+    verified_by, released_at, released_as
 ) on gateway.rejected to gateway_readonly;
 grant select on
     gateway.deliveries, gateway.workers, gateway.handlers, gateway.places, gateway.once_keys,

@@ -892,8 +892,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a redacted field is not stored",
         "gateway/ledger/making.py",
-        "body if route.redaction is None else route.redaction.store(headers, body)",
-        "body",
+        "        body=route.redacted(headers, body),\n",
+        "        body=body,\n",
         "tests/integration/test_redact.py::"
         "test_at_store_neither_the_ledger_nor_the_spool_gets_the_field",
     ),
@@ -1027,6 +1027,35 @@ SAFEGUARDS: Final = (
         "        return BadPayload(NOT_QUOTED) if self._is_confidential else rejection\n",
         "        return rejection\n",
         "tests/e2e/test_redact.py::test_no_column_spool_or_log_has_what_may_not_be_stored",
+    ),
+    Safeguard(
+        "a bad item keeps no other out",
+        "gateway/receive/reading.py",
+        "            if verified_by is None:  # in development",
+        "            if True:  # in development",
+        "tests/e2e/test_batches.py::"
+        "test_the_good_items_are_accepted_and_the_bad_one_is_kept_and_released",
+    ),
+    Safeguard(
+        "a batch is acknowledged once its bad item is kept",
+        "gateway/receive/endpoint.py",
+        "            await self._keep_durably(requests)\n",
+        "            [self._remembering.keep(request) for request in requests]\n",
+        "tests/e2e/test_batches.py::test_a_batch_is_not_acknowledged_before_its_bad_item_is_kept",
+    ),
+    Safeguard(
+        "the retry of a batch keeps no item twice",
+        "gateway/ledger/sql/rejected.sql",
+        "    on conflict (route, digest) where verified_by is not null do nothing\n",
+        "",
+        "tests/e2e/test_batches.py::test_concurrent_copies_of_a_batch_keep_one_item",
+    ),
+    Safeguard(
+        "kept items give way to no rejected request",
+        "gateway/ledger/sql/rejected.sql",
+        " and (verified_by is null or released_at is not null)\n    window",
+        "\n    window",
+        "tests/integration/test_rejected.py::test_items_that_wait_are_neither_trimmed_nor_forgotten",
     ),
     Safeguard(
         "paths are compared as they were sent",
@@ -1442,7 +1471,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "what was refused by an encrypted route is sealed",
         "gateway/receive/recorder.py",
-        "        return self._sealed(row) if is_secret else row\n",
+        "        return seal_row(row, self._vault) if is_secret else row\n",
         "        return row\n",
         "tests/integration/test_rejected.py::"
         "test_of_an_encrypted_route_nothing_is_kept_in_plain_text",

@@ -42,7 +42,7 @@ def make_claim(
         received_at=received_at,
         digest=digest,
         headers={n: v for n, v in headers.items() if n not in credentials},
-        body=body if route.redaction is None else route.redaction.store(headers, body),
+        body=route.redacted(headers, body),
         replay=route.provider.replay_policy(envelope.type, route.replay),
         handlers=handlers,
         order_keys=registry.order_keys(route.name, handlers, headers, body),

@@ -21,6 +21,9 @@ COMPARED: Final = 100
 NOWHERE: Final = ""
 """The route of requests to paths that no route has."""
 
+BAD_ITEM: Final = "bad_item"
+"""The cause of an item that cannot be read, of a batch that was accepted."""
+
 Row = dict[str, Any]
 
 
@@ -44,10 +47,17 @@ class Rejected:
     digest: bytes | None
     key_id: str | None = None
     """The key under which path, headers and body are sealed in the body."""
+    verified_by: str | None = None
+    """The secret under which a batch was verified, of which this is an item; None: a whole
+    request."""
+
+
+class NoRoom(Exception):
+    """More rejected items of a route wait to be released than may be kept."""
 
 
 class Bounds(NamedTuple):
-    """How much of each route is kept."""
+    """How much of each route is kept: of rejected requests, and again of rejected items."""
 
     rows: int
     bytes: int
@@ -74,15 +84,37 @@ async def keep_rejected(
     connection: Connection, rejected: Sequence[Rejected], bounds: Bounds
 ) -> None:
     """Adds them, and takes away what is too much, in one commit."""
-    rows = [_facts(n, row) for n, row in enumerate(rejected, 1)]
     async with connection.transaction():
         await connection.execute(QUERIES["lock_rejected"], LOCK)
-        await connection.execute(
-            QUERIES["keep_rejected"], orjson.dumps(rows).decode(), [row.body for row in rejected]
-        )
+        await _insert(connection, rejected)
         await connection.execute(
             QUERIES["trim_rejected"], list({row.route for row in rejected}), *bounds
         )
+
+
+async def keep_items(
+    connection: Connection | Pooled, items: Sequence[Rejected], bounds: Bounds
+) -> None:
+    """Keep rejected items of one batch, in one commit. An item that is kept already is a no-op.
+
+    Raises NoRoom. Nothing else removes them before they are released or past their retention: the
+    batch was accepted, so its sender does not send them again.
+    """
+    async with connection.transaction():
+        await connection.execute(QUERIES["lock_rejected"], LOCK)
+        if await _insert(connection, items) == 0:
+            return
+        [kept] = await connection.fetch(QUERIES["measure_items"], items[0].route)
+        if kept["rows"] > bounds.rows or kept["bytes"] > bounds.bytes:
+            raise NoRoom
+
+
+async def _insert(connection: Connection | Pooled, rejected: Sequence[Rejected]) -> int:
+    rows = [_facts(n, row) for n, row in enumerate(rejected, 1)]
+    inserted: int = await connection.fetchval(
+        QUERIES["keep_rejected"], orjson.dumps(rows).decode(), [row.body for row in rejected]
+    )
+    return inserted
 
 
 def _facts(n: int, row: Rejected) -> Row:
@@ -102,6 +134,7 @@ def _facts(n: int, row: Rejected) -> Row:
         "headers": headers,
         "body_bytes": row.body_bytes,
         "key_id": row.key_id,
+        "verified_by": row.verified_by,
         "digest": None if row.digest is None else row.digest.hex(),
         "size": len(row.body or b"") + len(orjson.dumps(headers)),
     }
@@ -124,6 +157,12 @@ async def list_rejected(
 async def group_rejected(connection: Executor, chosen: Chosen, limit: int) -> list[Row]:
     """By cause, the latest first."""
     return [dict(row) for row in await connection.fetch(QUERIES["group_rejected"], *chosen, limit)]
+
+
+async def count_items(connection: Executor) -> dict[str, int]:
+    """Return how many rejected items wait to be released, by route."""
+    rows = await connection.fetch(QUERIES["count_items"])
+    return {row["route"]: row["items"] for row in rows}
 
 
 async def find_rejected(connection: Executor, id: int) -> Row | None:

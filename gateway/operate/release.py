@@ -1,6 +1,7 @@
 """Lets in what was refused and is right now: verified again in full, as of when it came."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,17 @@ from gateway.errors import (
 )
 from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
 from gateway.ledger.connection import Connection, Pooled
-from gateway.ledger.rejected import NOWHERE, hold_rejected, mark_released, mark_repeated
+from gateway.ledger.rejected import (
+    BAD_ITEM,
+    NOWHERE,
+    Bounds,
+    NoRoom,
+    Rejected,
+    hold_rejected,
+    keep_items,
+    mark_released,
+    mark_repeated,
+)
 from gateway.ledger.sealed import Vault, open_rejected
 from gateway.ledger.secret_uses import SecretUses
 from gateway.ledger.tallies import REQUESTS, Tallies
@@ -26,8 +37,10 @@ from gateway.notation.problems import one_of
 from gateway.project import Project
 from gateway.providers import Incoming
 from gateway.providers.provider import Greeting
+from gateway.receive.causes import describe_item
 from gateway.receive.keyring import Keyring
-from gateway.receive.reading import Read, Reading
+from gateway.receive.reading import Read, Reading, RejectedItem
+from gateway.receive.recorder import seal_row
 from gateway.receive.scrubbing import NOT_KEPT
 from gateway.routes import Route
 from gateway.secrets import Secret
@@ -91,6 +104,8 @@ class Releaser:
 
     def _route(self, row: Mapping[str, Any]) -> Route:
         name = self.to_route or row["route"]
+        if row["verified_by"] is not None and name != row["route"]:
+            raise StillRefused(f"it is an item of a batch that was verified for {row['route']!r}")
         if name == NOWHERE:
             raise StillRefused("no route has its path: say which one it was for with --to-route")
         for route in self.project.config.doors:
@@ -117,6 +132,8 @@ class Releaser:
         base = settings.public_url or f"http://{settings.host}:{settings.port}"
         incoming = Incoming(row["headers"], row["body"], row["method"], base + row["path"])
         try:
+            if row["verified_by"] is not None:
+                return reading.read_kept_item(incoming, row["verified_by"], row["at"])
             return await asyncio.to_thread(reading.read, incoming, row["at"])
         except RequestRejected as rejection:
             raise StillRefused(_words(rejection, row["headers"])) from None
@@ -146,6 +163,15 @@ class Releaser:
             )
             await mark_repeated(session, id, detail)
             return Released(id=id, outcome="refused", route=route.name, detail=detail)
+        if items := self._rejected_items(row, route, read):
+            settings = self.project.settings
+            try:
+                await keep_items(
+                    session, items, Bounds(settings.rejected_rows, settings.rejected_size)
+                )
+            except NoRoom:
+                detail = "it has items that are rejected, and too many of the route wait already"
+                return Released(id=id, outcome="refused", route=route.name, detail=detail)
         event_ids = tuple(_ids(read, answers))
         await mark_released(
             session, id, event_ids, route=route.name, actor=self.actor, reason=self.reason
@@ -153,6 +179,38 @@ class Releaser:
         outcome = _outcome(answers)
         self.tallies.add(route.name, REQUESTS, outcome)
         return Released(id=id, outcome=outcome, route=route.name, event_ids=event_ids)
+
+    def _rejected_items(self, row: Mapping[str, Any], route: Route, read: Read) -> list[Rejected]:
+        """Return the items of a batch that cannot be read, as `serve` would keep them."""
+        found = {} if isinstance(read, Greeting) else dict(enumerate(read))
+        rejected = {n: one for n, one in found.items() if isinstance(one, RejectedItem)}
+        if not rejected or route.provider.split is None:
+            return []
+        row = self._opened(row)
+        batch = Incoming(row["headers"], row["body"], row["method"], row["path"])
+        items = route.provider.split(batch)
+        rows = []
+        for n, one in rejected.items():
+            body = route.redacted(items[n].headers, items[n].body)
+            kept = Rejected(
+                route=route.name,
+                at=row["at"],
+                code=one.rejection.code,
+                cause=BAD_ITEM,
+                detail=describe_item(one.rejection.reason),
+                shadow=False,
+                method=row["method"],
+                path=row["path"],
+                address=row["address"],
+                sender=row["sender"],
+                headers=dict(items[n].headers),
+                body=body,
+                body_bytes=len(body),
+                digest=hashlib.sha256(body).digest(),
+                verified_by=one.verified_by,
+            )
+            rows.append(seal_row(kept, self.vault) if route.encrypt else kept)
+        return rows
 
     async def _claim(self, claim: Claim) -> Claimed:
         try:
@@ -190,7 +248,7 @@ def _ids(read: Read, answers: Sequence[Claimed] = ()) -> list[str]:
         if isinstance(one, Claim):
             answer = next(answered, None)
             ids.append(one.envelope.id if answer is None else answer.event_id(one))
-        else:
+        elif not isinstance(one, RejectedItem):
             ids.append(one.id)
     return ids
 

@@ -39,10 +39,10 @@ class Answer:
 
 
 class Taken(NamedTuple):
-    """What became of one event: accepted, duplicate or ignored."""
+    """What became of one event: accepted, duplicate or ignored; or rejected, in a batch."""
 
     status: str
-    event_id: str
+    event_id: str | None
 
 
 def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:

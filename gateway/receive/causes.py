@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.errors import Overloaded, RequestRejected
-from gateway.ledger.rejected import NOWHERE, Clocks
+from gateway.errors import BadPayload, Overloaded, RequestRejected
+from gateway.ledger.rejected import BAD_ITEM, NOWHERE, Clocks
 from gateway.notation.quantities import format_duration, format_roughly
 from gateway.providers import Incoming
 from gateway.providers.signature import NO_MATCH, OTHERS_BEARER
@@ -35,6 +35,11 @@ class Cause(NamedTuple):
 
     kind: str
     words: str
+
+
+def describe_item(reason: str) -> str:
+    """Say what is wrong with an item of a batch that was accepted without it."""
+    return f"an item of a batch whose other items were accepted: {reason}"
 
 
 class Examiner:
@@ -69,6 +74,8 @@ class Examiner:
                 "overload",
                 f"shed (503): {request.reason}; the sender does not retry: have it redelivered",
             )
+        elif request.code == BadPayload.code and request.verified_by is not None:
+            cause = Cause(BAD_ITEM, describe_item(request.reason))
         else:
             cause = Cause(request.code.lower(), request.reason)
         return Cause(cause.kind, cause.words[:LONGEST_DETAIL])

@@ -1,13 +1,14 @@
 """One route's URL: signature, claim, answer."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
 from gateway.errors import (
+    BadPayload,
     BadSignature,
     Duplicate,
     Replayed,
@@ -19,6 +20,7 @@ from gateway.errors import (
 from gateway.failpoints import reached
 from gateway.ledger.claims import Claim, Claimed, Verdict
 from gateway.ledger.refusals import Refusal
+from gateway.ledger.rejected import NoRoom
 from gateway.model import Envelope
 from gateway.providers import Headers, Incoming
 from gateway.providers.provider import Greeting
@@ -26,7 +28,7 @@ from gateway.receive import answers
 from gateway.receive.answers import Answer, Taken
 from gateway.receive.door import Door, Reception
 from gateway.receive.keyring import Keyring
-from gateway.receive.reading import Reading
+from gateway.receive.reading import Read, Reading, RejectedItem
 from gateway.receive.refused import Refused
 from gateway.receive.turned_away import TurnedAway, measure
 from gateway.redaction import RedactAt
@@ -43,6 +45,9 @@ THREAD_BYTES: Final = 1024 * 1024
 SLOW_THREAD_BYTES: Final = 64 * 1024
 """The same where fields are taken out of them, or where they are parsed before their sender is
 known, which takes many times as long."""
+
+NO_ROOM: Final = "its neighbours are refused, since rejected items wait to be released"
+REJECTED_ITEM: Final = Taken("rejected", None)
 
 SPOOL_S: Final = 1.0
 """How much of `ack_within` is left for the disk where the ledger does not answer; half at most."""
@@ -77,6 +82,7 @@ class Endpoint(Door):
         self._addresses = reception.addresses
         self._accepts_unverified = accepts_unverified
         self._ledger_s = max(self._acknowledge_s - SPOOL_S, self._acknowledge_s / 2)
+        self._keep_s = self._acknowledge_s - self._ledger_s
         self._flagged = reception.metrics.flagged.labels(route.name)
         self._spooled = reception.metrics.spooled.labels(route.name)
         self._unverified = reception.metrics.unverified.labels(route.name)
@@ -133,28 +139,32 @@ class Endpoint(Door):
             self._gate.take(sum(isinstance(one, Claim) for one in read))
         reached("claim.verified")
         if self._traces is None:
-            taken = await self._take_all(read)
+            taken = await self._take_all(read, scope, incoming)
         else:
-            taken = await self._take_traced(self._traces, read, headers, received_at)
+            taken = await self._take_traced(self._traces, read, scope, incoming, received_at)
         if self._provider.keyed_by_digest:
             self._keep_repeated(read, taken, scope, incoming)
         reached("claim.answering")
         return answers.received(taken, self._provider.acknowledgement)
 
     async def _take_traced(
-        self, traces: "Traces", read: Sequence[Claim | Envelope], headers: Headers, at: datetime
+        self,
+        traces: "Traces",
+        read: Sequence[Claim | Envelope | RejectedItem],
+        scope: Scope,
+        incoming: Incoming,
+        at: datetime,
     ) -> list[Taken]:
-        with traces.receiving(self._route.name, headers, at) as span:
+        with traces.receiving(self._route.name, incoming.headers, at) as span:
             here = traces.here()
-            taken = await self._take_all(
-                [one._replace(trace=here) if isinstance(one, Claim) else one for one in read]
-            )
-            traces.tell(span, [(one.event_id, one.status) for one in taken])
+            traced = [one._replace(trace=here) if isinstance(one, Claim) else one for one in read]
+            taken = await self._take_all(traced, scope, incoming)
+            traces.tell(span, [(one.event_id or "-", one.status) for one in taken])
             return taken
 
     def _read_unverified(
         self, refusal: RequestRejected, scope: Scope, incoming: Incoming, now: datetime
-    ) -> Greeting | list[Claim | Envelope]:
+    ) -> Read:
         """In development, on a route with `enforce: false`: reported, and taken all the same."""
         read = self._reading.read_unverified(incoming, now)
         self._unverified.inc()
@@ -164,7 +174,7 @@ class Endpoint(Door):
 
     def _keep_repeated(
         self,
-        read: Sequence[Claim | Envelope],
+        read: Sequence[Claim | Envelope | RejectedItem],
         taken: Sequence[Taken],
         scope: Scope,
         incoming: Incoming,
@@ -184,34 +194,97 @@ class Endpoint(Door):
         *,
         is_shadow: bool = False,
     ) -> None:
-        client = self._addresses.of(scope)
+        kept = body if len(body or b"") <= self._largest_kept else None
+        request = self._turned_away(rejection, scope, headers, kept)
         self._remembering.keep(
-            TurnedAway(
-                route=self._route.name,
-                at=datetime.now(UTC),
-                code=rejection.code,
-                reason=rejection.reason,
-                scope=scope,
-                headers=headers,
-                body=body if len(body or b"") <= self._largest_kept else None,
-                body_bytes=measure(headers, body),
-                address=None if client is None else str(client.address),
-                shadow=is_shadow,
-            )
+            request._replace(body_bytes=measure(headers, body), shadow=is_shadow)
         )
 
-    async def _take_all(self, claims: Sequence[Claim | Envelope]) -> list[Taken]:
-        """Together, in their order. Where one is not durable, the sender comes back with all of
-        them, and those that were are duplicates."""
-        if len(claims) == 1:
-            return [await self._take(claims[0])]
-        taken = await asyncio.gather(*map(self._take, claims), return_exceptions=True)
-        for one in taken:
-            if isinstance(one, BaseException):
-                raise one
-        return [one for one in taken if isinstance(one, Taken)]
+    def _turned_away(
+        self, rejection: RequestRejected, scope: Scope, headers: Headers, body: bytes | None
+    ) -> TurnedAway:
+        client = self._addresses.of(scope)
+        return TurnedAway(
+            route=self._route.name,
+            at=datetime.now(UTC),
+            code=rejection.code,
+            reason=rejection.reason,
+            scope=scope,
+            headers=headers,
+            body=body,
+            body_bytes=None if body is None else len(body),
+            address=None if client is None else str(client.address),
+        )
 
-    async def _take(self, claim: Claim | Envelope) -> Taken:
+    async def _take_all(
+        self,
+        read: Sequence[Claim | Envelope | RejectedItem],
+        scope: Scope,
+        incoming: Incoming,
+    ) -> list[Taken]:
+        """Take the events of a request together, in their order.
+
+        If one is not durable, the sender sends the batch again, and the others are duplicates. If
+        some are rejected, they are kept and the batch is accepted without them; if all are, the
+        request is rejected.
+        """
+        if len(read) == 1:
+            return [await self._take(read[0])]
+        taken = await asyncio.gather(*map(self._take, read), return_exceptions=True)
+        rejected = {n: one for n, one in enumerate(taken) if isinstance(one, RequestRejected)}
+        for one in taken:
+            is_rejected = isinstance(one, RequestRejected)
+            if isinstance(one, BaseException) and (not is_rejected or len(rejected) == len(taken)):
+                raise one
+        if rejected:
+            await self._keep_items(rejected, read, scope, incoming)
+        return [one if isinstance(one, Taken) else REJECTED_ITEM for one in taken]
+
+    async def _keep_items(
+        self,
+        rejected: Mapping[int, RequestRejected],
+        read: Sequence[Claim | Envelope | RejectedItem],
+        scope: Scope,
+        incoming: Incoming,
+    ) -> None:
+        """Keep the rejected items of a batch, before its answer tells the sender to forget them."""
+        items = [] if self._provider.split is None else self._provider.split(incoming)
+        requests = []
+        for n, rejection in rejected.items():
+            verified_by = getattr(read[n], "verified_by", None)
+            if verified_by is None:  # in development: nothing is kept that nobody has signed
+                raise rejection
+            body = self._route.redacted(items[n].headers, items[n].body)
+            request = self._turned_away(rejection, scope, items[n].headers, body)
+            requests.append(request._replace(verified_by=verified_by))
+        try:
+            await self._keep_durably(requests)
+        except (StorageUnavailable, NoRoom) as error:
+            if self._retries:
+                if isinstance(error, StorageUnavailable):
+                    raise
+                first = next(iter(rejected.values()))
+                raise BadPayload(f"{first.reason}; {NO_ROOM}") from None
+            # A sender that never retries would not send the batch again either.
+            self._complain("items_not_kept", reason=str(error) or NO_ROOM)
+            for request in requests:
+                self._remembering.keep(request)
+        for rejection in rejected.values():
+            self._count(rejection.code)
+            self._complain("item_rejected", code=rejection.code, reason=rejection.reason)
+
+    async def _keep_durably(self, requests: Sequence[TurnedAway]) -> None:
+        if self._claimer.is_away:
+            raise StorageUnavailable("Postgres is away")
+        with self._deadlines.within(self._keep_s, self._items_late):
+            await self._remembering.keep_items(requests)
+
+    def _items_late(self) -> Exception:
+        return StorageUnavailable(f"rejected items not kept within {self._keep_s:g} s")
+
+    async def _take(self, claim: Claim | Envelope | RejectedItem) -> Taken:
+        if isinstance(claim, RejectedItem):
+            raise claim.rejection
         if isinstance(claim, Envelope):
             self._count("ignored")
             self._log.info("event_ignored", event_id=claim.id, type=claim.type)

@@ -73,7 +73,6 @@ class QueueDoor(Door):
     def _read(self, headers: Headers, body: bytes) -> Claim:
         job = read_job(self._route.name, headers, body)
         now = datetime.now(UTC)
-        redaction = self._route.redaction
         handlers = self._registry.for_event(self._route.name, job.type)
         claim = Claim(
             route=self._route.name,
@@ -82,7 +81,7 @@ class QueueDoor(Door):
             received_at=now,
             digest=job.digest,
             headers={},
-            body=job.body if redaction is None else redaction.store({}, job.body),
+            body=self._route.redacted({}, job.body),
             replay=None,
             handlers=handlers,
             order_keys=self._registry.order_keys(self._route.name, handlers, {}, job.body),

@@ -2,9 +2,9 @@
 
 import hashlib
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
-from gateway.errors import BadPayload, BadSignature
+from gateway.errors import BadPayload, BadSignature, RequestRejected
 from gateway.ledger.claims import Claim
 from gateway.ledger.making import make_claim
 from gateway.ledger.sealed import Vault
@@ -20,7 +20,15 @@ NOT_QUOTED: Final = (
     " with `redact` or `encrypt`"
 )
 
-Read = Greeting | list[Claim | Envelope]
+
+class RejectedItem(NamedTuple):
+    """An item of a verified batch that cannot be read."""
+
+    rejection: RequestRejected
+    verified_by: str
+
+
+Read = Greeting | list[Claim | Envelope | RejectedItem]
 """A handshake; or what came, of what is not wanted the envelope alone."""
 
 
@@ -74,8 +82,36 @@ class Reading:
             greeting = provider.greet(incoming, key=key)
             if greeting is not None:
                 return greeting
-        items = [incoming] if provider.split is None else provider.split(incoming)
-        return [self._claim(item, verified_by, signed_at_s, now) for item in items]
+        if provider.split is None:
+            return [self._claim(incoming, verified_by, signed_at_s, now)]
+        items = provider.split(incoming)
+        read = [self._read_item(item, verified_by, signed_at_s, now) for item in items]
+        rejected = [one for one in read if isinstance(one, RejectedItem)]
+        if rejected and len(rejected) == len(read):
+            raise rejected[0].rejection
+        return read
+
+    def _read_item(
+        self,
+        item: Incoming,
+        verified_by: str | None,
+        signed_at_s: float | None,
+        now: datetime,
+    ) -> Claim | Envelope | RejectedItem:
+        """Read one item of a batch, so that one that cannot be read rejects no other."""
+        try:
+            return self._claim(item, verified_by, signed_at_s, now)
+        except BadPayload as rejection:
+            if verified_by is None:  # in development: nothing is kept that nobody has signed
+                raise
+            return RejectedItem(self._discreet(rejection), verified_by)
+
+    def read_kept_item(self, item: Incoming, verified_by: str, now: datetime) -> Read:
+        """Read a rejected item once more. Its batch was verified when it came."""
+        try:
+            return [self._claim(item, verified_by, None, now)]
+        except BadPayload as rejection:
+            raise self._discreet(rejection) from None
 
     def _claim(
         self,

@@ -41,28 +41,26 @@ class Recorder:
             body=body,
             body_bytes=request.body_bytes,
             digest=None if body is None else hashlib.sha256(body).digest(),
+            verified_by=request.verified_by,
         )
         is_secret = request.route in self._vault.routes
         # What came to a wrong path may have been for any of them.
         is_secret |= request.route == NOWHERE and bool(self._vault.routes)
-        return self._sealed(row) if is_secret else row
+        return seal_row(row, self._vault) if is_secret else row
 
-    def _sealed(self, row: Rejected) -> Rejected:
-        """Nothing of what came in plain text; only a release opens it."""
-        ring = self._vault.ring
-        hidden = replace(
-            row,
-            path=row.path.partition("?")[0],
-            headers=None,
-        )
-        if row.body is None or row.digest is None:
-            return hidden
-        return replace(
-            hidden,
-            body=seal_rejected(ring, row.route, row.at, row.path, row.headers or {}, row.body),
-            digest=blind_digest(ring, row.route, row.digest),
-            key_id=ring.first,
-        )
+
+def seal_row(row: Rejected, vault: Vault) -> Rejected:
+    """Encrypt what came. Only a release decrypts it."""
+    ring = vault.ring
+    hidden = replace(row, path=row.path.partition("?")[0], headers=None)
+    if row.body is None or row.digest is None:
+        return hidden
+    return replace(
+        hidden,
+        body=seal_rejected(ring, row.route, row.at, row.path, row.headers or {}, row.body),
+        digest=blind_digest(ring, row.route, row.digest),
+        key_id=ring.first,
+    )
 
 
 def _text(text: str) -> str:

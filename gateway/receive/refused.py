@@ -1,6 +1,7 @@
 """Writes down what was refused, after the answer and never in its way."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -10,7 +11,14 @@ from prometheus_client import Counter
 from gateway.errors import StorageUnavailable
 from gateway.ledger.connection import TROUBLE, Connection, Opener, close_quietly, describe
 from gateway.ledger.refusals import Refusal, note_refusals
-from gateway.ledger.rejected import Bounds, compare_clocks, keep_rejected
+from gateway.ledger.rejected import (
+    Bounds,
+    NoRoom,
+    Rejected,
+    compare_clocks,
+    keep_items,
+    keep_rejected,
+)
 from gateway.receive.recorder import HASHED_BYTES, Recorder
 from gateway.receive.throttle import Throttle
 from gateway.receive.trying import Budget
@@ -55,6 +63,8 @@ class Refused:
         self._throttle = Throttle(PER_SECOND)
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._keeping = asyncio.Lock()
+        """One connection at a time keeps rejected items."""
 
     def note(self, refusal: Refusal) -> None:
         """Takes an id to write down, unless there have been enough of them this second."""
@@ -71,6 +81,28 @@ class Refused:
         if self._bounds.rows:
             self._waiting.add(request)
             self._start()
+
+    async def keep_items(self, requests: Sequence[TurnedAway]) -> None:
+        """Commit rejected items of a batch, before it is acknowledged without them.
+
+        Raises StorageUnavailable, or NoRoom if they cannot be kept.
+        """
+        rows = await asyncio.to_thread(self._record, requests)
+        if not self._bounds.rows or any(row.body is None for row in rows):
+            raise NoRoom
+        async with self._keeping:
+            connection = await self._opener.reach()
+            try:
+                await keep_items(connection, rows, self._bounds)
+            except TROUBLE as error:
+                raise StorageUnavailable(f"not kept: {describe(error)}") from error
+            finally:
+                await close_quietly(connection)
+        self._kept.inc(len(rows))
+
+    def _record(self, requests: Sequence[TurnedAway]) -> list[Rejected]:
+        budget = Budget(HASHED_BYTES)
+        return [self.recorder.record(request, None, budget) for request in requests]
 
     async def stop(self) -> None:
         """Writes down what waits, if that is soon done."""

@@ -27,6 +27,8 @@ class TurnedAway(NamedTuple):
     address: str | None
     shadow: bool = False
     """Whether it was accepted all the same."""
+    verified_by: str | None = None
+    """The secret under which a batch was verified, of which this is an item."""
 
     @property
     def sender(self) -> str:

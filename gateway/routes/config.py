@@ -106,6 +106,10 @@ class Route:
     def __post_init__(self) -> None:
         object.__setattr__(self, "unstored", _unstored(self.provider, self.redaction))
 
+    def redacted(self, headers: Mapping[str, str], body: bytes) -> bytes:
+        """Return the body as the route may store it."""
+        return body if self.redaction is None else self.redaction.store(headers, body)
+
     def stored(self, envelope: Envelope) -> Envelope:
         """Return the envelope without the fields that the route may not store."""
         if not self.unstored:

@@ -66,7 +66,7 @@ class Outbox:
             received_at=now,
             digest=job_digest(job_type, EXACT.decode(body.decode())),
             headers={},
-            body=body if route.redaction is None else route.redaction.store({}, body),
+            body=route.redacted({}, body),
             replay=None,
             handlers=handlers,
             order_keys=self._registry.order_keys(queue, handlers, {}, body),

@@ -27,9 +27,11 @@ from gateway.errors import CommandFailed, NotFound
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.rejected import (
     Bounds,
+    NoRoom,
     Rejected,
     compare_clocks,
     forget_rejected,
+    keep_items,
     keep_rejected,
 )
 from gateway.metrics.serve import Metrics
@@ -117,6 +119,31 @@ async def test_a_flood_does_not_push_out_what_a_good_sender_sent(
     assert len(found) == 50
     assert sum(r["sender"] == good["sender"] for r in found) == 3
     assert Counter(r["cause"] for r in found)["unknown_secret"] == 25, "each cause has its half"
+
+
+async def test_items_that_wait_are_neither_trimmed_nor_forgotten(
+    connection: Connection, ledger: Reader
+) -> None:
+    """Until they are released, or 90 days old: their sender does not send them again."""
+    bounds, old = Bounds(3, 10**9), NOW - timedelta(days=30)
+    item: dict[str, Any] = {"code": "BAD_PAYLOAD", "cause": "bad_item", "verified_by": "env:A"}
+    items = [row(at=old, digest=b"%d" % n, **item) for n in range(3)]
+    for _ in range(2):
+        await keep_items(connection, items, bounds)
+    with pytest.raises(NoRoom):
+        await keep_items(connection, [row(digest=b"more", **item)], bounds)
+    await keep_rejected(connection, [row(n) for n in range(50)], bounds)
+    assert await forget_rejected(connection, timedelta(days=7)) == 0
+    count = (
+        "select count(*) filter (where verified_by is null) as requests,"
+        " count(verified_by) as items from gateway.rejected"
+    )
+    assert tuple((await ledger.row(count)).values()) == (3, 3)
+    await ledger.run("update gateway.rejected set released_at = now() where digest = '0'")
+    assert await forget_rejected(connection, timedelta(days=7)) == 1
+    await keep_items(connection, [row(digest=b"more", **item)], bounds)
+    await ledger.run("update gateway.rejected set at = at - interval '61 days'")
+    assert await forget_rejected(connection, timedelta(days=7)) == 5
 
 
 async def test_processes_that_write_at_once_keep_the_bound(

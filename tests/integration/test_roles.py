@@ -56,6 +56,7 @@ LOOKING: Final = {
     "list_all_audit",
     *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
     *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
+    "count_items",
     *("list_pauses", "list_orders", "find_order", "list_deliveries"),
     *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
 }
@@ -71,7 +72,7 @@ RUN_BY: Final = {
     | TELLING
     | MEASURING
     | {"find_job", "add_tallies", "note_refusals"}
-    | {"lock_rejected", "keep_rejected", "trim_rejected", "compare_clocks"}
+    | {"lock_rejected", "keep_rejected", "measure_items", "trim_rejected", "compare_clocks"}
     | {"add_secret_uses", "keep_reload", "forget_reload", "make_partitions"},
     WORKER: CLAIMING
     | TELLING
@@ -90,6 +91,7 @@ RUN_BY: Final = {
     - {"note_refusals", "forget_reconciliations", "forget_refusals", "last_scheduled"}
     | statements_of("rekey", "past", "logins")
     | {"find_rejected", "next_rejected", "hold_rejected", "mark_released", "mark_repeated"}
+    | {"lock_rejected", "keep_rejected", "measure_items"}
     | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}
     | {"note_test", "note_test_event", "note_reveal", "take_turn", "forget_causes"},
     READONLY: LOOKING,

@@ -3,28 +3,48 @@
 select pg_advisory_xact_lock($1);
 
 -- name: keep_rejected
--- Puts refused requests into the ring.
-insert into gateway.rejected
-    (route, at, code, cause, detail, shadow, method, path, address, sender, headers, body, body_bytes,
-     digest, key_id, size)
-select r.route, r.at, r.code, r.cause, r.detail, r.shadow, r.method, r.path, r.address, r.sender,
-       r.headers, b.body, r.body_bytes, decode(r.digest, 'hex'), r.key_id, r.size
-from json_to_recordset($1::json) as r (
-    n bigint, route text, at timestamptz, code text, cause text, detail text, shadow boolean,
-    method text, path text, address text, sender text, headers jsonb, body_bytes bigint,
-    digest text, key_id text, size integer)
-join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
-order by r.n;
+-- Inserts rejected requests and rejected items, and returns how many. The retry of a batch brings the same items again
+-- (rejected_items).
+with inserted as (
+    insert into gateway.rejected
+        (route, at, code, cause, detail, shadow, method, path, address, sender, headers, body, body_bytes,
+         digest, key_id, verified_by, size)
+    select r.route, r.at, r.code, r.cause, r.detail, r.shadow, r.method, r.path, r.address, r.sender,
+           r.headers, b.body, r.body_bytes, decode(r.digest, 'hex'), r.key_id, r.verified_by, r.size
+    from json_to_recordset($1::json) as r (
+        n bigint, route text, at timestamptz, code text, cause text, detail text, shadow boolean,
+        method text, path text, address text, sender text, headers jsonb, body_bytes bigint,
+        digest text, key_id text, verified_by text, size integer)
+    join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
+    order by r.n
+    on conflict (route, digest) where verified_by is not null do nothing
+    returning id
+)
+select count(*) from inserted;
+
+-- name: measure_items
+-- How many rejected items of a route wait to be released, and what they take (rejected_items).
+select count(*) as rows, coalesce(sum(size), 0) as bytes
+from gateway.rejected
+where route = $1 and verified_by is not null and released_at is null;
+
+-- name: count_items
+-- Rejected items that wait to be released, by route (rejected_items).
+select route, count(*) as items
+from gateway.rejected
+where verified_by is not null and released_at is null
+group by route;
 
 -- name: trim_rejected
 -- Of each of these routes as many rows and bytes as there may be. The places are dealt out by turns: to
 -- the causes first, and among those of one cause to their senders; the newest of each first, and next
--- to it the very first. So a flood of one kind gives way, and not what is rare (rejected_route).
+-- to it the very first. So a flood of one kind gives way, and not what is rare (rejected_route). Rejected items that wait
+-- to be released stay.
 with dealt as (
     select id, route, at, size, code, cause,
            least(row_number() over newest, case row_number() over oldest when 1 then 2 end) as turn
     from gateway.rejected
-    where route = any ($1::text[])
+    where route = any ($1::text[]) and (verified_by is null or released_at is not null)
     window newest as (partition by route, code, cause, sender order by at desc, id desc),
            oldest as (partition by route, code, cause, sender order by at, id)
 ), ranked as (
@@ -70,7 +90,8 @@ where id = $1;
 
 -- name: hold_rejected
 -- The same, held against whoever else wants to release it; no row where another holds it.
-select id, route, at, code, method, path, headers, body, body_bytes, key_id, released_at, released_as
+select id, route, at, code, method, path, address, sender, headers, body, body_bytes, key_id, verified_by, released_at,
+       released_as
 from gateway.rejected
 where id = $1
 for update skip locked;
@@ -106,12 +127,14 @@ set code = 'REPLAYED', cause = 'replayed', detail = $2
 where id = $1;
 
 -- name: forget_rejected
--- Refused requests of long ago (rejected_at).
+-- Rejected requests of long ago (rejected_at). Rejected items that wait to be released are kept for at least 90 days, as
+-- dead letters are by default: their sender does not send them again.
 delete from gateway.rejected
 where id = any (array (
     select id
     from gateway.rejected
     where at < now() - $1::interval
+      and (verified_by is null or released_at is not null or at < now() - interval '90 days')
     order by at
     limit $2
 ));

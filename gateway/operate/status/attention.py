@@ -179,6 +179,18 @@ def _shed(status: Status) -> Iterator[Found]:
             yield _warning(text + retries, MORE_CAPACITY)
 
 
+def _rejected_items(status: Status) -> Iterator[Found]:
+    for route in status["routes"]:
+        if route["rejected_items"]:
+            items = format_count(route["rejected_items"], "item")
+            yield _warning(
+                f"{route['route']}: {items} of accepted batches could not be read; the sender does"
+                " not send them again",
+                f"why: `gateway rejected --route {route['route']}`; once the route can read them:"
+                f" `gateway rejected release --route {route['route']} --all`",
+            )
+
+
 def _refusals(status: Status) -> Iterator[Found]:
     few_first = sorted(status["rejected"], key=lambda told: told["kept"])
     most = {(told["route"], told["code"]): told for told in few_first}
@@ -290,6 +302,7 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
     _keys,
     _shed,
     _rejected,
+    _rejected_items,
     _refusals,
     _failing,
 )
@@ -309,6 +322,7 @@ SEEN: Final[Mapping[Look, str]] = {
     _orders: "orders",
     _shed: "routes",
     _rejected: "rejected",
+    _rejected_items: "rejected",
     _refusals: "rejected",
     _failing: "handlers",
     _redis: "system",

@@ -111,6 +111,7 @@ def list_routes(
     routes: Iterable[Route],
     figures: Figures,
     uses: Mapping[tuple[str, str], Mapping[str, Any]],
+    items: Mapping[str, int],
     now: datetime,
 ) -> list[RouteState]:
     """Those of the configuration, and those of which something is known."""
@@ -119,13 +120,13 @@ def list_routes(
     known = {route for route, handler in figures.hour if handler == REQUESTS}
     known |= {route for route, handler, _ in figures.last_at if handler == REQUESTS}
     return [
-        _route(name, configured.get(name), figures, secrets.get(name, []))
-        for name in sorted({*configured, *known})
+        _route(name, configured.get(name), figures, secrets.get(name, []), items.get(name, 0))
+        for name in sorted({*configured, *known, *items})
     ]
 
 
 def _route(
-    name: str, route: Route | None, figures: Figures, secrets: list[SecretState]
+    name: str, route: Route | None, figures: Figures, secrets: list[SecretState], items: int
 ) -> RouteState:
     hour = figures.requests(name, lately=False)
     return RouteState(
@@ -136,6 +137,7 @@ def _route(
         hour=hour,
         refused_as=refused_as(figures.minutes.get((name, REQUESTS), {})),
         shed=figures.hour.get((name, REQUESTS), {}).get(Overloaded.code, 0),
+        rejected_items=items,
         retries=None if route is None else route.provider.retries,
         p50_ms=figures.took_ms(name, REQUESTS, 0.5),
         p99_ms=figures.took_ms(name, REQUESTS, 0.99),

@@ -11,6 +11,7 @@ from gateway.ledger.alerts import list_alerts
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version
 from gateway.ledger.pauses import list_pauses
+from gateway.ledger.rejected import count_items
 from gateway.ledger.rekeying import count_keys
 from gateway.ledger.secret_uses import read_secret_uses
 from gateway.operate.keys import key_states
@@ -69,7 +70,9 @@ async def _read_ledger(
     return {
         "at": now,
         "postgres": await read_postgres(session),
-        "routes": list_routes(routes, figures, await read_secret_uses(session), now),
+        "routes": list_routes(
+            routes, figures, await read_secret_uses(session), await count_items(session), now
+        ),
         "alerts": await list_alerts(session),
         "pauses": [asdict(pause) for pause in pauses],
         "handlers": await read_handlers(session, workers, pauses, figures),
@@ -91,7 +94,7 @@ async def _without_ledger(settings: Settings, routes: Iterable[Route], error: st
             "postgres": postgres_away(error),
             "redis": redis,
             "spool": spool,
-            "routes": list_routes(routes, Figures(), {}, now),
+            "routes": list_routes(routes, Figures(), {}, {}, now),
             "alerts": [],
             "pauses": [],
             "handlers": [],

@@ -97,6 +97,8 @@ class RouteState(TypedDict):
     """By the code of the answer, in the last five minutes."""
     shed: int
     """Requests that were answered 503 because of overload, in the last hour."""
+    rejected_items: int
+    """Items of accepted batches that were rejected and wait to be released."""
     retries: bool | None
     """Whether the sender repeats a request that was answered 503; None if the route is not in the
     configuration."""
