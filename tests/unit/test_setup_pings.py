@@ -181,6 +181,7 @@ def test_one_token_of_mailgun_is_one_proof_whichever_signature_is_left_of_it() -
 @pytest.mark.parametrize(
     ("name", "hours", "body"),
     [
+        ("calendly", 24, {"event": "invitee.created", "payload": {"name": "Ada"}}),
         ("mux", 24, {"type": "video.asset.ready", "id": "3a56ac3d"}),
         ("tiktok", 72, {"event": "video.publish.completed", "create_time": 1795003200}),
     ],
@@ -188,7 +189,7 @@ def test_one_token_of_mailgun_is_one_proof_whichever_signature_is_left_of_it() -
 def test_a_last_retry_with_the_time_of_the_first_try_is_the_same_event(
     name: str, hours: int, body: dict[str, Any]
 ) -> None:
-    """Neither says whether a retry is signed anew."""
+    """None of them says whether a retry is signed anew."""
     provider = PROVIDERS[name]
     assert provider.retries
     incoming = receive(provider, json.dumps(body).encode(), "secret")
@@ -200,6 +201,14 @@ def test_a_last_retry_with_the_time_of_the_first_try_is_the_same_event(
 @pytest.mark.parametrize("name", ["lithic", "mux", "pagerduty", "viber"])
 def test_senders_whose_pages_name_retries_are_known_to_retry(name: str) -> None:
     assert PROVIDERS[name].retries
+
+
+def test_adyen_tells_live_events_from_test_events() -> None:
+    provider = PROVIDERS["adyen-platform"]
+    for said, is_live in (("live", True), ("test", False), (None, None)):
+        document = {"type": "x", "environment": said, "timestamp": NOW.isoformat()}
+        envelope = provider.read(Incoming({}, json.dumps(document).encode()))
+        assert (envelope.livemode, envelope.occurred_at) == (is_live, NOW)
 
 
 def test_parts_that_mercado_pago_leaves_out_are_not_made_up() -> None:

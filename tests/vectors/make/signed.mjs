@@ -87,6 +87,19 @@ export async function signedByVendors() {
     body,
     events: [{ id: null, type: "balancePlatform.balanceAccount.updated" }],
   });
+  // The example of TokenizationNotification-v1.json of github.com/Adyen/adyen-openapi.
+  body = compact({
+    createdAt: AT_ISO, environment: "test", eventId: "QBQQ9DLNRHHKGK38",
+    data: { merchantAccount: "YOUR_MERCHANT_ACCOUNT", shopperReference: "YOUR_SHOPPER_REFERENCE", storedPaymentMethodId: "M5N7TQ4TG5PFWR50", type: "visastandarddebit", operation: "created" },
+    type: "recurring.token.created", version: "1",
+  });
+  write("adyen-platform", "token-created", {
+    made_by: `${at("@adyen/api-library")} hmacValidator.calculateHmac`,
+    secret: adyenKey,
+    headers: { ...json, hmacsignature: hmacValidator.calculateHmac(body, adyenKey), protocol: "HmacSHA256" },
+    body,
+    events: [{ id: null, type: "recurring.token.created" }],
+  });
 
   const { Signature } = require("@hubspot/api-client/lib/src/utils/signature.js");
   const change = (changes) => ({
@@ -190,10 +203,11 @@ export async function signedByVendors() {
     secret: "wk_test",
     headers: {
       ...json,
+      "x-webhook-id": "b0c5a2de-4f0e-4a53-9a77-1a8f7a0c9a11",
       "x-signature": treasury.webhooks.getSignature(body),
     },
     body,
-    events: [{ id: null, type: "payment_order.completed" }],
+    events: [{ id: "b0c5a2de-4f0e-4a53-9a77-1a8f7a0c9a11", type: "payment_order.completed" }],
   });
 
   const { WorkOS } = require("@workos-inc/node");
