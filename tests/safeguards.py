@@ -1440,7 +1440,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "what may have been accepted and forgotten is not released",
         "gateway/operate/release.py",
-        'if datetime.now(UTC) - row["at"] > route.retention.key - route.provider.redelivery:',
+        "if age > route.retention.key - route.provider.redelivery and not is_known:",
         "if False:",
         "tests/integration/test_rejected.py::"
         "test_what_is_older_than_keys_are_sure_to_be_kept_is_not_let_in",

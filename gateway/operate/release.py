@@ -121,7 +121,9 @@ class Releaser:
             size = row["body_bytes"]
             told = "never came" if size is None else f"of {size:,} bytes was not kept"
             raise StillRefused(f"its body {told}, so that it cannot be verified again")
-        if datetime.now(UTC) - row["at"] > route.retention.key - route.provider.redelivery:
+        is_known = row["code"] == Duplicate.code  # what it repeats was accepted: a second event
+        age = datetime.now(UTC) - row["at"]
+        if age > route.retention.key - route.provider.redelivery and not is_known:
             raise StillRefused(
                 "it is so old that its event may have been accepted and forgotten since:"
                 " let in now, it could take effect twice"

@@ -528,16 +528,20 @@ async def test_what_is_older_than_keys_are_sure_to_be_kept_is_not_let_in(
     assert office.loaded is not None
     [route] = [r for r in office.loaded.config.routes if r.name == "stripe"]
     safe = route.retention.key - route.provider.redelivery
-    for n, age in enumerate((safe - HOUR, safe + HOUR)):
+    old_duplicate = (safe + HOUR, "DUPLICATE")
+    ages = ((safe - HOUR, "BAD_SIGNATURE"), (safe + HOUR, "BAD_SIGNATURE"), old_duplicate)
+    for n, (age, code) in enumerate(ages):
         came_at = datetime.now(UTC) - age
         body, _ = stripe_request(f"evt_{n}")
         sent = PROVIDERS["stripe"].sign(
             body, secret=STRIPE_SECRET.encode(), id="", type="", now=came_at
         )
-        await keep(office, database_url, turned_away(body, sent.headers, at=came_at))
+        await keep(office, database_url, turned_away(body, sent.headers, at=came_at, code=code))
     young, old = await release(office, all=True)
     assert young["outcome"] == "accepted"
     assert "could take effect twice" in (old["detail"] or "")
+    [another] = await release(office, all=True, code="DUPLICATE")
+    assert another["outcome"] == "accepted", "its event is known, and this is to be another one"
 
 
 async def test_a_dry_run_verifies_and_changes_nothing(
