@@ -114,13 +114,13 @@ async def test_a_filtered_replay_of_twenty_thousand_is_killed_and_resumed(
     untouched = await ledger.value(others)
     asked = ("--dead", "--handler", "handlers.shop.mail", "--error", "get … timed", "--yes")
     with project.process("worker"):
-        with project.process("replay", *asked, "--rate", "1500", "--reason", "fixed") as command:
-            await until(lambda: moved(ledger, 1_500))
+        with project.process("replay", *asked, "--rate", "500", "--reason", "fixed") as command:
+            await until(lambda: moved(ledger, 500))
             command.kill()
             assert "8,000 dead letters match." in command.output
         killed = await order_of(ledger)
         assert killed["status"] == "running"
-        assert 1_500 <= killed["moved"] < 8_000
+        assert 500 <= killed["moved"] < 8_000
         audited = "select count(*) from gateway.audit where action = 'replay'"
         assert await ledger.value(audited) == killed["moved"]
         [listed] = json.loads(project.run("orders", "--json").stdout)
@@ -245,9 +245,9 @@ async def test_a_lost_connection_ends_a_command_with_how_to_go_on_and_a_serve_go
     token = {"GATEWAY_ADMIN_TOKEN": TOKEN}
     with project.serve(**token) as serving:
         await serving.ready()
-        at = ("--rate", "200", "--url", serving.url)
+        at = ("--rate", "100", "--url", serving.url)
         with project.process("replay", "--resume", "1", *at, **token) as command:
-            await until(lambda: moved(ledger, 200))
+            await until(lambda: moved(ledger, 100))
             url = project.environ["GATEWAY_DATABASE_URL"]
             async with clerk(url) as holder, holder.connection.transaction():
                 hold = "select from gateway.bulk_orders where id = 1 for update"

@@ -26,7 +26,9 @@ async def test_doctor_here_and_from_afar(project: Project) -> None:
 
         def counted() -> bool:
             here = by_about(project.run("doctor", "--json", **url).stdout)
-            return any("the last event came" in f["found"] for f in here["route stripe"])
+            return any("the last event came" in f["found"] for f in here["route stripe"]) and any(
+                "1 alive" in f["found"] for f in here["workers"]
+            )
 
         await until(counted)
         here = project.run("doctor", "--json", **url)

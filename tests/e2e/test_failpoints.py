@@ -241,7 +241,8 @@ async def test_serve_dies_while_it_spools(step: str, project: Project, ledger: R
     with project.serve() as heir, project.process("worker"):
         await heir.ready()
         await assert_each_took_effect_once(ledger, event_ids)
-    assert not list((project.directory / ".gateway" / "spool").glob("*.spool"))
+        spool = project.directory / ".gateway" / "spool"
+        await until(lambda: not list(spool.glob("*.spool")))
 
 
 @pytest.mark.parametrize("step", DRAINING)

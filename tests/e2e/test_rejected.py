@@ -122,10 +122,13 @@ async def test_a_gateway_far_away_releases_with_its_own_secrets(
         await kept(ledger, 2)
         cause = await ledger.value("select cause from gateway.rejected where route = 'github'")
         assert cause == "another_route", "it knows the new secrets"
-        async with httpx.AsyncClient() as client:
-            bearer = {"authorization": f"Bearer {TOKEN}"}
-            metrics = (await client.get(f"{serving.url}/metrics", headers=bearer)).text
-        assert 'gateway_rejected_total{outcome="kept"} 2.0' in metrics
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+
+            async def both_are_counted() -> bool:
+                metrics = (await client.get(f"{serving.url}/metrics")).text
+                return 'gateway_rejected_total{outcome="kept"} 2.0' in metrics
+
+            await until(both_are_counted)
     assert await ledger.statuses() == {"pending": 1}
 
 

@@ -127,7 +127,7 @@ async def test_a_successor_that_arrives_during_a_strict_run_starts_without_the_s
         subscription = subscribe(handler, order_by=KeyPath.parse("key"))
         await claimer.claim(keyed("evt_1"))
         async with working(database_url, subscription, sweep=SELDOM, lease=SELDOM):
-            await until(lambda: len(ran) == 2, within_s=20)
+            await until(lambda: len(ran) == 2)
             await until(lambda: all_done(ledger))
     assert ran == ["evt_1", "evt_2"]
 

@@ -31,7 +31,7 @@ from gateway.registry.key_path import KeyPath
 from gateway.run import runner as runner_module
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
-from tests.support.workers import count, subscribe, working
+from tests.support.workers import count, subscribe, swept, working
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -187,17 +187,6 @@ async def all_done(ledger: Reader, total: int) -> bool:
     return await ledger.statuses() == {"done": total}
 
 
-async def swept(ledger: Reader) -> None:
-    """Waits until every worker has swept twice."""
-    for _ in range(2):
-        last = await ledger.value("select max(seen_at) from gateway.workers")
-
-        async def all_again(last: datetime = last) -> bool:
-            return bool(await ledger.value("select min(seen_at) > $1 from gateway.workers", last))
-
-        await until(all_again)
-
-
 async def test_what_was_leased_ahead_and_found_no_slot_is_handed_back(
     database_url: str, connection: Connection, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +262,6 @@ async def test_retries_replays_and_turns_wait_too(
     await hold(connection)
     await replay(connection, first, actor="ann", reason=None)
     async with working(database_url, handler):
-        await until(lambda: ledger.value("select count(*) from gateway.workers"))
         await swept(ledger)
         assert await ledger.statuses() == {"pending": 3}
         await free(connection)
