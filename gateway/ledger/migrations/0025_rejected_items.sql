@@ -1,6 +1,6 @@
 -- A batch is accepted without the items that cannot be read: its sender is answered 2xx and never sends them again, so
 -- they are kept here before that answer. Unlike other rejected requests they were verified, with the whole batch.
--- oldest code: 23
+-- oldest code: 24
 
 alter table gateway.rejected add column verified_by text;
 comment on column gateway.rejected.verified_by is
