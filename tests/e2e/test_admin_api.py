@@ -51,7 +51,9 @@ async def _die(project: Project) -> None:
 
 def ask(admin: Serving, method: str, path: str, **options: Any) -> httpx.Response:
     headers = options.pop("headers", BEARER)
-    return httpx.request(method, f"{admin.url}/api/v1{path}", headers=headers, **options)
+    return httpx.request(
+        method, f"{admin.url}/api/v1{path}", headers=headers, timeout=PATIENCE_S, **options
+    )
 
 
 @pytest.mark.parametrize("steps", ["../../../webhooks/x", "..%2f..%2f..%2fwebhooks%2fx", "%2e/x"])
@@ -80,7 +82,7 @@ def test_nothing_but_webhooks_queues_and_health_answers_without_its_token(admin:
         {"authorization": "Bearer wrong"},
         {"authorization": "Bearer"},
     )
-    with httpx.Client(base_url=admin.url) as client:
+    with httpx.Client(base_url=admin.url, timeout=PATIENCE_S) as client:
         for path, method, headers in product(asked, methods, wrong):
             answer = client.request(method, path, headers=headers)
             refused = {401, 404, 405} if path in ("/metrics", "/api/v1") else {401}
@@ -92,9 +94,9 @@ def test_nothing_but_webhooks_queues_and_health_answers_without_its_token(admin:
 
 def test_without_a_token_there_is_no_admin_api(serving: Serving) -> None:
     for headers in ({}, BEARER, {"authorization": "Bearer"}):
-        answer = httpx.get(f"{serving.url}/api/v1/events", headers=headers)
+        answer = httpx.get(f"{serving.url}/api/v1/events", headers=headers, timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()) == (404, {"error": "NOT_FOUND"})
-    assert httpx.get(f"{serving.url}/metrics").status_code == 200
+    assert httpx.get(f"{serving.url}/metrics", timeout=PATIENCE_S).status_code == 200
 
 
 def test_the_metrics_have_a_token_of_their_own(module_project: Project) -> None:
@@ -109,7 +111,10 @@ def test_the_metrics_have_a_token_of_their_own(module_project: Project) -> None:
             ({}, "/metrics", 401),
             (mine, "/api/v1/events", 401),
         ):
-            assert httpx.get(serving.url + path, headers=headers).status_code == status
+            assert (
+                httpx.get(serving.url + path, headers=headers, timeout=PATIENCE_S).status_code
+                == status
+            )
 
 
 def test_pages_neither_repeat_nor_leave_out(admin: Serving, module_project: Project) -> None:

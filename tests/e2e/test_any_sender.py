@@ -13,7 +13,7 @@ import pytest
 from gateway.development import read_up
 from tests.support.ports import free_port
 from tests.support.processes import Project, Running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 ROUTES = """
 routes:
@@ -131,7 +131,7 @@ async def test_every_kind_is_sent_verified_kept_and_forgeries_are_refused(
     await until(lambda: all(e["deliveries"] == {"done": 1} for e in events(project, "shop")))
 
     # What is not signed by the route's secret is nobody's.
-    async with httpx.AsyncClient(base_url=base(project)) as client:
+    async with httpx.AsyncClient(base_url=base(project), timeout=PATIENCE_S) as client:
         for route in SENT:
             refused = await client.post(f"/webhooks/{route}", json={"type": "x", "update_id": 1})
             assert refused.status_code == (401 if route == "chat" else 403), route
@@ -153,7 +153,7 @@ async def test_every_kind_is_sent_verified_kept_and_forgeries_are_refused(
     digest = hashlib.sha256(body).hexdigest()
     secret = secrets(project)["env:PAGES_SECRET"].encode()
     headers = {"x-hub-signature-256": "sha256=" + hmac.new(secret, body, "sha256").hexdigest()}
-    async with httpx.AsyncClient(base_url=base(project)) as client:
+    async with httpx.AsyncClient(base_url=base(project), timeout=PATIENCE_S) as client:
         accepted = (await client.post("/webhooks/pages", content=body, headers=headers)).json()
         assert accepted["status"] == "accepted"
         assert accepted["event_id"].startswith(f"{digest}.")
@@ -165,7 +165,7 @@ async def test_handshakes_are_no_events_and_batches_are_several(
     project: Project, up: Running
 ) -> None:
     made_up = secrets(project)
-    async with httpx.AsyncClient(base_url=base(project)) as client:
+    async with httpx.AsyncClient(base_url=base(project), timeout=PATIENCE_S) as client:
         body = b'{"type":"url_verification","challenge":"3eZbrw1a"}'
         moment = str(int(time.time()))
         signed = hmac.new(

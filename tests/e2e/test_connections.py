@@ -8,6 +8,7 @@ import pytest
 from gateway.ledger.budget import SERVE_CONNECTIONS
 from tests.support.ledger import Reader
 from tests.support.processes import STRIPE_SECRET, Project, stripe_request
+from tests.support.waiting import PATIENCE_S
 
 TOKEN = "token-of-the-suite-0123456789"
 
@@ -28,7 +29,7 @@ async def test_a_serve_keeps_to_its_budget(project: Project, ledger: Reader, ref
                 await asyncio.sleep(0)
 
         async with httpx.AsyncClient(
-            base_url=serving.url, timeout=30, headers={"authorization": f"Bearer {TOKEN}"}
+            base_url=serving.url, timeout=PATIENCE_S, headers={"authorization": f"Bearer {TOKEN}"}
         ) as client:
             looking = asyncio.create_task(look())
             asked = ["/api/v1/deliveries", "/api/v1/status", "/readyz", "/metrics"] * 10

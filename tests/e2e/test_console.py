@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.support.browser import Watched, check_accessible, open_browser
 from tests.support.console import ADMIN, READER, TOKENS, Ledger, log_in, send, wait_for
 from tests.support.processes import Project, Serving, stripe_request
+from tests.support.waiting import PATIENCE_S
 
 PAGES = ("", "events", "dead", "orders", "rejected", "handlers", "routes", "reconcile", "system")
 HOSTILE = '<script>document.title="owned"</script><img src=x onerror=alert(1)>\u202egnp.exe\u2066'
@@ -51,7 +52,7 @@ def page(context: BrowserContext, console: Serving) -> Page:
 
 
 def test_a_stranger_gets_the_login_and_nothing_else(console: Serving) -> None:
-    with httpx.Client(base_url=console.url) as stranger:
+    with httpx.Client(base_url=console.url, timeout=PATIENCE_S) as stranger:
         for path in (*PAGES, "event?id=evt_1", "orders/1", "nowhere"):
             answer = stranger.get(f"/console/{path}")
             assert answer.status_code == 303, path
@@ -108,7 +109,7 @@ def test_the_session_is_out_of_reach_of_scripts_and_other_sites(
 
 def test_an_order_from_another_site_is_refused(page: Page, console: Serving) -> None:
     cookies = {c["name"]: c["value"] for c in page.context.cookies()}
-    with httpx.Client(base_url=console.url, cookies=cookies) as client:
+    with httpx.Client(base_url=console.url, cookies=cookies, timeout=PATIENCE_S) as client:
         for headers in (
             {},
             {"sec-fetch-site": "cross-site"},
@@ -133,7 +134,9 @@ def test_a_session_that_was_tampered_with_is_none(page: Page, console: Serving) 
         "." * 5000,
     ):
         cookie = f"gateway_session={forged}".encode()
-        answer = httpx.get(f"{console.url}/console/", headers={b"cookie": cookie})
+        answer = httpx.get(
+            f"{console.url}/console/", headers={b"cookie": cookie}, timeout=PATIENCE_S
+        )
         assert answer.status_code == 303, forged
 
 
@@ -151,7 +154,7 @@ def test_a_reader_sees_everything_and_orders_nothing(
     cookies = {c["name"]: c["value"] for c in page.context.cookies()}
     own = {"sec-fetch-site": "same-origin"}
     path = f"{console.url}/console/deliveries/{id}/replay"
-    answer = httpx.post(path, cookies=cookies, headers=own)
+    answer = httpx.post(path, cookies=cookies, headers=own, timeout=PATIENCE_S)
     assert answer.status_code == 303
     status = ledger.value("select status from gateway.deliveries where id = $1", id)
     assert status == "dead"
@@ -161,7 +164,7 @@ def test_an_event_shows_how_it_was_verified_and_what_was_done(page: Page, consol
     send(console, "evt_shown")
     page.goto(f"{console.url}/console/event?route=stripe&id=evt_shown")
     expect(page.get_by_text("env:STRIPE_WEBHOOK_SECRET")).to_be_visible()
-    expect(page.locator(".delivery .chip")).to_have_text("done", timeout=20_000)
+    expect(page.locator(".delivery .chip")).to_have_text("done")
     expect(page.locator(".tree")).to_contain_text('"evt_shown"')
     page.get_by_label("Event, delivery or object id").fill("evt_shown")
     page.keyboard.press("Enter")
@@ -176,7 +179,7 @@ def test_a_dead_letter_is_replayed_with_a_reason_and_the_name_of_who_did_it(
     page.get_by_label("Reason").fill("the bank is back")
     page.get_by_role("button", name="Replay", exact=True).click()
     expect(page.get_by_role("status")).to_contain_text("runs again")
-    expect(page.locator(".delivery header .chip")).to_have_text("done", timeout=20_000)
+    expect(page.locator(".delivery header .chip")).to_have_text("done")
     expect(page.locator(".timeline .audit")).to_contain_text(
         "replay by Ada (console): the bank is back"
     )
@@ -195,7 +198,7 @@ def test_a_thousand_dead_letters_are_replayed_at_once_and_the_bar_survives_a_rel
     expect(page.locator("progress")).to_be_visible()
     page.reload()
     expect(page.locator("progress")).to_be_visible()
-    expect(page.get_by_text("done", exact=True)).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("done", exact=True)).to_be_visible()
     expect(page.locator("main")).to_contain_text("1,000 of 1,000")
     left = ledger.value(
         "select count(*) from gateway.deliveries where event_id like 'evt\\_bulk\\_%'"
@@ -210,9 +213,9 @@ def test_an_order_is_stopped_and_gone_on_with(page: Page, console: Serving, ledg
     page.get_by_label("At most so many a second").fill("20")
     page.get_by_role("button", name="Discard 500").click()
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("stopped", exact=True)).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("stopped", exact=True)).to_be_visible()
     page.get_by_role("button", name="Go on").click()
-    expect(page.get_by_text("running", exact=True)).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("running", exact=True)).to_be_visible()
     page.get_by_role("button", name="Stop").click()
 
 
@@ -251,7 +254,7 @@ def test_a_refused_request_says_why_and_is_let_in_once_it_is_right(
     assert wait_for(console.post(body, headers)).status_code == 403
     page.goto(f"{console.url}/console/rejected?route=stripe")
     row = page.locator("tr[data-row]").first
-    expect(row).to_contain_text("BAD_SIGNATURE", timeout=20_000)
+    expect(row).to_contain_text("BAD_SIGNATURE")
     row.get_by_role("link").click()
     expect(page.get_by_role("heading", name="Headers")).to_be_visible()
     page.get_by_role("link", name="Show it").click()
@@ -336,7 +339,7 @@ def test_a_dead_letter_is_replayed_by_keys_alone(
     page.goto(f"{console.url}/console/dead?error=Boom: typed")
     page.keyboard.press("j")
     ledger.add_dead(1, "evt_typed_later_", error="Boom: typed", handler="handlers.effects.count")
-    expect(page.locator("tr[data-row]")).to_have_count(3, timeout=15_000)
+    expect(page.locator("tr[data-row]")).to_have_count(3)
     expect(page.locator("tr.here")).to_contain_text("evt_typed_2")  # not whatever is first by now
     page.keyboard.press("r")
     page.keyboard.type("by keys")
@@ -351,20 +354,18 @@ def test_a_list_is_live_and_waits_while_rows_are_ticked(
 ) -> None:
     page.goto(f"{console.url}/console/events")
     send(console, "evt_live")
-    expect(page.get_by_role("link", name="evt_live")).to_be_visible(timeout=15_000)
+    expect(page.get_by_role("link", name="evt_live")).to_be_visible()
     ledger.add_dead(2, "evt_waits_", error="Boom: waits")
     page.goto(f"{console.url}/console/dead?error=Boom: waits")
     page.get_by_label("Tick all on this page").check()
     expect(page.get_by_role("button", name="Replay ticked (2)")).to_be_visible()
     ledger.add_dead(1, "evt_waits_later_", error="Boom: waits")
-    expect(page.locator("[data-updated]")).to_have_text(
-        "not updated while rows are ticked", timeout=15_000
-    )
+    expect(page.locator("[data-updated]")).to_have_text("not updated while rows are ticked")
     expect(page.locator("tr[data-row] input:checked")).to_have_count(2)
     page.locator("tr[data-row] input").first.uncheck()
     expect(page.get_by_role("button", name="Discard ticked (1)")).to_be_visible()
     page.locator("tr[data-row] input").nth(1).uncheck()
-    expect(page.locator("tr[data-row]")).to_have_count(3, timeout=15_000)
+    expect(page.locator("tr[data-row]")).to_have_count(3)
 
 
 def test_what_is_typed_into_a_live_page_stays(page: Page, console: Serving) -> None:
@@ -374,9 +375,7 @@ def test_what_is_typed_into_a_live_page_stays(page: Page, console: Serving) -> N
     handler.get_by_label("Reason").fill("while I look up the incident")
     page.get_by_role("heading", name="Handlers", exact=True).click()
     send(console, "evt_typed_away")
-    expect(page.locator("[data-updated]")).to_have_text(
-        "not updated while a form is filled in", timeout=15_000
-    )
+    expect(page.locator("[data-updated]")).to_have_text("not updated while a form is filled in")
     expect(handler.get_by_label("Reason")).to_have_value("while I look up the incident")
 
 

@@ -189,7 +189,7 @@ def test_an_id_of_any_shape_is_found_opened_and_replayed(
     page = context.new_page()
     log_in(page, console.url)
     page.goto(f"{console.url}/console/events?{urlencode({'q': odd})}")
-    expect(page.locator(".delivery header .chip")).to_have_text("done", timeout=20_000)
+    expect(page.locator(".delivery header .chip")).to_have_text("done")
     page.get_by_text("Replay or discard").click()
     page.get_by_role("button", name="Run it again").click()
     expect(page.get_by_role("status")).to_contain_text("runs again")
@@ -363,6 +363,7 @@ def test_cookies_are_for_tls_alone_where_the_browser_uses_it(console: Serving) -
             f"{console.url}/console/login",
             headers={"origin": origin, "host": host},
             data={"token": ADMIN, "next": "//evil.example/"},
+            timeout=PATIENCE_S,
         )
         assert answer.headers["location"] == "/console/"
         cookies = answer.headers.get_list("set-cookie")
@@ -382,16 +383,23 @@ def test_a_log_out_ends_the_session_in_every_process_and_for_every_copy(
         with module_project.serve(**TOKENS) as elsewhere:
             wait_for(elsewhere.ready())
             place = f"{elsewhere.url}/console/"
-            assert httpx.get(place, cookies=stolen).status_code == 200
+            assert httpx.get(place, cookies=stolen, timeout=PATIENCE_S).status_code == 200
             answer = client.post("/console/logout")
             assert answer.headers["location"] == "/console/login"
-            assert httpx.get(place, cookies=stolen).status_code == 303
-            assert httpx.get(f"{console.url}/console/", cookies=stolen).status_code == 303
+            assert httpx.get(place, cookies=stolen, timeout=PATIENCE_S).status_code == 303
+            assert (
+                httpx.get(f"{console.url}/console/", cookies=stolen, timeout=PATIENCE_S).status_code
+                == 303
+            )
             order = f"{console.url}/console/handlers/pause?route=stripe"
             own = {"origin": console.url}
-            answer = httpx.post(order, cookies=stolen, headers=own, data={"reason": "x"})
+            answer = httpx.post(
+                order, cookies=stolen, headers=own, data={"reason": "x"}, timeout=PATIENCE_S
+            )
             assert answer.headers["location"].startswith("/console/login")
-            assert httpx.get(place, cookies=dict(other.cookies)).status_code == 200
+            assert (
+                httpx.get(place, cookies=dict(other.cookies), timeout=PATIENCE_S).status_code == 200
+            )
     assert ledger.value("select count(*) from gateway.audit where reason = 'x'") == 0
 
 

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.support.browser import check_accessible, open_browser
 from tests.support.processes import Project, Serving
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_the_first_page_leads_to_the_first_event(browser: Browser, console: Serv
     page.get_by_role("button", name="to stripe").click()
     expect(page.get_by_role("status")).to_contain_text("answered 200")
     expect(page).to_have_url(re.compile(r"/console/event\?route=stripe&id=evt_"))
-    expect(page.locator(".delivery header .chip")).to_have_text("done", timeout=20_000)
+    expect(page.locator(".delivery header .chip")).to_have_text("done")
     page.get_by_role("link", name="Routes").click()
     route = page.locator("#route-stripe")
     route.get_by_text("Send a signed test event").click()
@@ -49,7 +50,7 @@ def test_the_first_page_leads_to_the_first_event(browser: Browser, console: Serv
     route.get_by_role("button", name="Send it").click()
     expect(page.get_by_role("status")).to_contain_text("answered 200")
     expect(page).to_have_url(re.compile(r"/console/event\?route=stripe&id=evt_"))
-    expect(page.locator(".delivery header .chip")).to_have_text("done", timeout=20_000)
+    expect(page.locator(".delivery header .chip")).to_have_text("done")
     about = page.locator("dt", has_text="About").locator("+ dd a")
     object_id = about.inner_text()
     page.get_by_label("Event, delivery or object id").fill(object_id)
@@ -63,19 +64,23 @@ def test_the_first_page_leads_to_the_first_event(browser: Browser, console: Serv
 def test_another_name_for_this_machine_opens_nothing(console: Serving) -> None:
     """A page elsewhere can have its own name lead to the loopback, and read what is answered."""
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io", ""):
-        answer = httpx.get(f"{console.url}/console/", headers={"host": host})
+        answer = httpx.get(f"{console.url}/console/", headers={"host": host}, timeout=PATIENCE_S)
         assert answer.status_code in (400, 403), host
-    assert httpx.get(f"{console.url}/console/").status_code == 200
+    assert httpx.get(f"{console.url}/console/", timeout=PATIENCE_S).status_code == 200
     for name in ("x-forwarded-for", "forwarded", "x-forwarded-host", "via", "cf-connecting-ip"):
-        answer = httpx.get(f"{console.url}/console/", headers={name: "localhost"})
+        answer = httpx.get(
+            f"{console.url}/console/", headers={name: "localhost"}, timeout=PATIENCE_S
+        )
         assert answer.status_code == 403, name  # a tunnel that asks for us as localhost
     port = console.url.rpartition(":")[2]
-    named = httpx.get(f"{console.url}/console/", headers={"host": f"localhost:{port}"})
+    named = httpx.get(
+        f"{console.url}/console/", headers={"host": f"localhost:{port}"}, timeout=PATIENCE_S
+    )
     assert named.status_code == 200
 
 
 def test_without_a_token_there_is_no_console_elsewhere(module_project: Project) -> None:
     with module_project.serve() as serving, ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, serving.ready()).result()  # playwright's loop runs in this one
-        assert httpx.get(f"{serving.url}/console/").status_code == 404
-        assert httpx.get(f"{serving.url}/console/login").status_code == 404
+        assert httpx.get(f"{serving.url}/console/", timeout=PATIENCE_S).status_code == 404
+        assert httpx.get(f"{serving.url}/console/login", timeout=PATIENCE_S).status_code == 404

@@ -14,6 +14,7 @@ import pytest
 from gateway.embedded import Postgres, Redis
 from tests.support.ports import free_port
 from tests.support.processes import Project
+from tests.support.waiting import PATIENCE_S
 
 TOKEN = "adm1n-t0ken-of-the-suite"
 DATA = ".gateway"
@@ -22,7 +23,7 @@ DATA = ".gateway"
 async def test_no_cache_keeps_what_people_are_shown(project: Project) -> None:
     with project.serve(GATEWAY_ADMIN_TOKEN=TOKEN) as serving:
         await serving.ready()
-        async with httpx.AsyncClient(base_url=serving.url) as client:
+        async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
             mine = {"authorization": f"Bearer {TOKEN}"}
             for path in ("/api/v1/status", "/api/v1/events/none", "/metrics", "/healthz"):
                 for headers in (mine, {}):
@@ -37,7 +38,7 @@ async def test_strangers_learn_of_no_version(project: Project) -> None:
     telling = re.compile(rf"uvicorn|starlette|python|postgres|\b(?:{'|'.join(versions)})\b", re.I)
     with project.serve(GATEWAY_ADMIN_TOKEN=TOKEN) as serving:
         await serving.ready()
-        async with httpx.AsyncClient(base_url=serving.url) as client:
+        async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
             asked = [
                 *[("GET", path) for path in ("/", "/healthz", "/readyz", "/metrics", "/nothing")],
                 *[("GET", path) for path in ("/api/v1/status", "/api/v1/openapi.json", "/console")],

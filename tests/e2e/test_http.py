@@ -163,7 +163,7 @@ async def test_an_unknown_path_is_404(serving: Serving) -> None:
 
 
 async def test_a_wrong_method_is_405(serving: Serving) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"):
             answer = await client.request(method, f"{serving.url}/webhooks/stripe")
             assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
@@ -171,7 +171,7 @@ async def test_a_wrong_method_is_405(serving: Serving) -> None:
 
 
 async def test_alive_ready_and_metrics(serving: Serving) -> None:
-    async with httpx.AsyncClient(base_url=serving.url) as client:
+    async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
         assert (await client.get("/healthz")).json() == {"status": "alive"}
         assert (await client.get("/readyz")).json() == {"status": "ready"}
         text = (await client.get("/metrics")).text
@@ -280,7 +280,7 @@ async def test_credentials_and_nul_bytes_do_not_reach_the_ledger(
     event_id = new_id()
     body, headers = stripe_request(event_id)
     headers |= {"authorization": "Bearer hush", "cookie": "hush", "x-odd": "a\x80b"}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         answer = await client.post(
             f"{serving.url}/webhooks/stripe",
             content=body,

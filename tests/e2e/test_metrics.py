@@ -206,7 +206,7 @@ async def _is_told(client: httpx.AsyncClient, name: str) -> None:
 
 async def test_promtool_finds_nothing_wrong_with_what_is_told(trio: Trio) -> None:
     """Names, units, kinds and help, of every process."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         for url in trio.urls:
             text = (await client.get(f"{url}/metrics")).text
             checked = promtool("check", "metrics", input=text)
@@ -216,7 +216,7 @@ async def test_promtool_finds_nothing_wrong_with_what_is_told(trio: Trio) -> Non
 async def test_nothing_that_a_stranger_chose_is_a_label(trio: Trio, ledger: Reader) -> None:
     serving = trio.one
     before = await scrape(serving.url)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         for n in range(6):
             path = f"{serving.url}/webhooks/{MARK}_{n}"
             await client.post(path, content=b"{}", headers={f"x-{MARK}": MARK})

@@ -19,7 +19,7 @@ from tests.support.keys import find_in_ledger, make_key, make_vault
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project, Serving, github_request, stripe_request
 from tests.support.receiver import answer, receiving
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 MARK: Final = "Wombat-90210"
 TOKEN: Final = "admin-token-of-the-suite"
@@ -217,7 +217,9 @@ async def _look(project: Project, serving: Serving) -> dict[str, Any]:
     assert "ValueError in take (private.py:8), its text is encrypted" in shown
     assert "HTTP 500" in shown
     bearer = {"authorization": f"Bearer {TOKEN}"}
-    async with httpx.AsyncClient(base_url=f"{serving.url}/api/v1", headers=bearer) as api:
+    async with httpx.AsyncClient(
+        base_url=f"{serving.url}/api/v1", headers=bearer, timeout=PATIENCE_S
+    ) as api:
         for path in ("events", "dead", "dead/groups", "status", "doctor", "audit", "alerts"):
             assert MARK not in (await api.get(f"/{path}")).text, path
         detail = await api.get("/events/evt_1")

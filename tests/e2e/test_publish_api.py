@@ -28,6 +28,7 @@ from tests.support.queues import (
     publish,
     with_queues,
 )
+from tests.support.waiting import PATIENCE_S
 
 ADMIN = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 
@@ -134,7 +135,7 @@ async def test_a_token_in_rotation_opens_too(serving: Serving) -> None:
 
 async def test_strangers_learn_nothing_of_what_there_is(serving: Serving) -> None:
     paths = [jobs(), jobs("nothing"), jobs("closed"), jobs(id="a"), "/v1/", "/v1/queues/", "/v1/x"]
-    async with httpx.AsyncClient(base_url=serving.url) as client:
+    async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
         answers = [
             await client.request(method, path)
             for path in paths
@@ -145,7 +146,7 @@ async def test_strangers_learn_nothing_of_what_there_is(serving: Serving) -> Non
 
 async def test_with_a_token_there_are_404_and_405(serving: Serving) -> None:
     async with httpx.AsyncClient(
-        base_url=serving.url, headers={"authorization": f"Bearer {TOKEN}"}
+        base_url=serving.url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S
     ) as client:
         for path in (jobs("nothing"), jobs("closed"), "/v1/", "/v1/queues/orders", jobs(id="none")):
             answer = await client.get(path)
@@ -222,14 +223,18 @@ async def test_hostile_key_headers_are_a_refusal(serving: Serving, lines: bytes)
 async def test_any_key_is_found_again_by_its_id(serving: Serving, id: str) -> None:
     await publish(serving, {"payload": 1, "idempotencyKey": id, "type": "nobody.knows"})
     encoded = quote(id, safe="").replace(".", "%2E")
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+    async with httpx.AsyncClient(
+        headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S
+    ) as client:
         answer = await client.get(f"{serving.url}{jobs()}/{encoded}")
         assert (await client.head(f"{serving.url}{jobs()}/{encoded}")).status_code == 200
     assert (answer.status_code, answer.json()["id"]) == (200, id)
 
 
 async def test_hostile_ids_are_not_found(serving: Serving) -> None:
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+    async with httpx.AsyncClient(
+        headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S
+    ) as client:
         for id in ("%00", "%0A", "%FF", "x" * 5000, "%ED%A0%80", ""):
             answer = await client.get(f"{serving.url}{jobs()}/{id}")
             assert answer.status_code == 404, id
@@ -241,7 +246,7 @@ async def test_outcomes_are_counted(serving: Serving) -> None:
         await publish(serving, {"payload": payload, "idempotencyKey": key})
     await publish(serving, b"")
     await publish(serving, b"", token="wrong")
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         text = (await client.get(f"{serving.url}/metrics", headers=ADMIN)).text
     for outcome in ("accepted", "duplicate", "CONFLICT", "BAD_PAYLOAD", "UNAUTHORIZED"):
         counted = f'gateway_requests_total{{outcome="{outcome}",route="orders"}}'
@@ -259,7 +264,7 @@ async def test_no_token_is_logged(serving: Serving) -> None:
 async def test_the_document_of_the_admin_api_has_the_queues_that_are_open(
     serving: Serving,
 ) -> None:
-    async with httpx.AsyncClient(base_url=serving.url) as client:
+    async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
         document = (await client.get("/api/v1/openapi.json", headers=ADMIN)).json()
     described = document["paths"][PATH]["post"]
     assert described["security"] == [{"queueToken": []}]

@@ -18,7 +18,7 @@ from tests.support.processes import (
     github_request,
     stripe_request,
 )
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 TOKEN = "an-admin-token-of-the-suite"
 RIGHT = "whsec_what_the_sender_has"
@@ -122,7 +122,9 @@ async def test_a_gateway_far_away_releases_with_its_own_secrets(
         await kept(ledger, 2)
         cause = await ledger.value("select cause from gateway.rejected where route = 'github'")
         assert cause == "another_route", "it knows the new secrets"
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        async with httpx.AsyncClient(
+            headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S
+        ) as client:
 
             async def both_are_counted() -> bool:
                 metrics = (await client.get(f"{serving.url}/metrics")).text

@@ -94,7 +94,7 @@ class Senders:
 
 
 async def reloads(serving: Serving) -> dict[str, float]:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         text = (await client.get(f"{serving.url}/metrics", headers=ADMIN)).text
     lines = [line for line in text.splitlines() if line.startswith("gateway_reloads_total{")]
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
@@ -169,7 +169,7 @@ async def test_a_broken_file_changes_nothing_for_no_route(project: Project) -> N
                 await hang_up(serving, "refused")
                 await senders.some_more("first", OK)
         assert (senders.failures, set(senders.answers)) == ([], {("first", OK)})
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             assert await senders.post(client, "second", "/webhooks/stripe") == 403
         told = serving.running.output
         assert "file:secrets/other, which is empty" in told
@@ -179,7 +179,7 @@ async def test_a_broken_file_changes_nothing_for_no_route(project: Project) -> N
         assert "env:NOT_SET, which is not set" in status["reloads"][0]["error"]
         project.write("config/routes.yaml", ROUTES)
         await hang_up(serving, "done")
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             assert await senders.post(client, "second", "/webhooks/stripe") == OK
             assert await senders.post(client, "first", "/webhooks/other") == 403
 
@@ -196,7 +196,7 @@ async def test_lists_of_secrets_are_read_anew_and_status_and_tokens_follow(
             ROUTES.replace('["file:secrets/other"]', '[{secret: "file:secrets/more"}]'),
         )
         await hang_up(serving, "done")
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             senders = Senders(serving)
             assert await senders.post(client, "more", "/webhooks/other") == OK
             assert await senders.post(client, "second", "/webhooks/other") == 403
@@ -214,7 +214,10 @@ async def test_many_at_once_are_obeyed_and_the_last_state_counts(project: Projec
     with project.serve() as serving:
         await serving.ready()
         senders = Senders(serving)
-        async with senders.at_work(lambda: "first"), httpx.AsyncClient() as client:
+        async with (
+            senders.at_work(lambda: "first"),
+            httpx.AsyncClient(timeout=PATIENCE_S) as client,
+        ):
             for number in range(30):
                 put_secrets(project, "first" if number < 29 else "last")
                 for _ in range(5):

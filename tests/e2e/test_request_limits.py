@@ -179,7 +179,7 @@ async def test_what_is_not_looked_at_is_not_read(serving: Serving, stranger: Sen
     url = urlsplit(serving.url)
     with socket.socket() as connection:
         connection.bind((stranger._address, 0))
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE_S)
         connection.connect((url.hostname, url.port))
         connection.sendall(
             b"POST /webhooks/stripe HTTP/1.1\r\nhost: gateway\r\ncontent-length: 900000\r\n\r\n{"

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from tests.support.processes import Project, Serving, stripe_request
+from tests.support.waiting import PATIENCE_S
 
 NEW = "whsec_new_0123456789abcdef"
 OLD = "whsec_old_0123456789abcdef"
@@ -43,7 +44,7 @@ async def publish(serving: Serving, id: str, token: str) -> int:
 
 async def look(serving: Serving, token: str) -> int:
     headers = {"authorization": f"Bearer {TOKENS[token]}"}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         return (
             await client.get(f"{serving.url}/v1/queues/jobs/jobs/a", headers=headers)
         ).status_code
@@ -77,7 +78,7 @@ async def test_a_secret_stops_at_its_expiry_without_a_restart(project: Project) 
                 break
         assert [await look(serving, token) for token in TOKENS] == [404, 401]
         await serving.running.says('"event":"secret_expired"')
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             metrics = (await client.get(f"{serving.url}/metrics")).text
     used = [line for line in metrics.splitlines() if line.startswith("gateway_secret_used_total{")]
     assert used == [

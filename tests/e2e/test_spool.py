@@ -22,7 +22,7 @@ from tests.support.processes import (
     github_request,
     stripe_request,
 )
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def _is_shown(project: Project, serving: Serving, *, events: int) -> None:
     assert re.search(rf"^Spool +{events} events", status.stdout, re.MULTILINE)
     [report] = json.loads(project.run("status", "--json").stdout)
     assert (report["postgres"]["reachable"], report["spool"]["events"]) == (False, events)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         metrics = (await client.get(f"{serving.url}/metrics")).text
         ready = await client.get(f"{serving.url}/readyz")
     assert f"gateway_spool_events {float(events)}" in metrics

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import Final
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.needs import program
+from tests.support.waiting import PATIENCE_S
 from tests.tools import find
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
@@ -17,6 +18,7 @@ NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 def open_browser(*options: str) -> Iterator[Browser]:
     """Start the Chromium of the system."""
     path = next(filter(None, map(find, NAMES)), None) or program("chromium")
+    expect.set_options(timeout=PATIENCE_S * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *options])
         yield browser

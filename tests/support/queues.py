@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from gateway.api.openapi import describe_api
 from gateway.api.queues import PATH
 from tests.support.processes import Project, Serving
+from tests.support.waiting import PATIENCE_S
 
 TOKEN = "orders-token-of-the-suite"
 OLD_TOKEN = "orders-token-before-that-one"
@@ -89,7 +90,7 @@ async def publish(
 
 
 async def look(serving: Serving, id: str, *, token: str = TOKEN) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         answer = await client.get(
             serving.url + jobs(id=id), headers={"authorization": f"Bearer {token}"}
         )
