@@ -1,7 +1,7 @@
 """Texts and numbers from outside, as Postgres can hold them."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -22,6 +22,16 @@ def _plain(value: object) -> object:
         raise Unexpected(found=describe(value), expected="the id of a row, in digits")
     return value
 
+
+def _integer(value: object) -> object:
+    """Take 10.0 as the integer that it is in JSON Schema, by which the API describes itself.
+    https://json-schema.org/draft/2020-12/json-schema-core#section-4.2.2
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+INTEGER: Final = BeforeValidator(_integer)
+"""For numbers in a JSON body."""
 
 RowId = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(_plain)]
 """An id as the ledger made it."""

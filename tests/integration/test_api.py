@@ -124,6 +124,16 @@ async def test_what_cannot_be_used_is_told(api: httpx.AsyncClient, body: bytes, 
     assert said in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("rate", "status"), [("10", 200), ("10.0", 200), ("1e1", 200), ("10.5", 400), ("true", 400)]
+)
+async def test_an_integer_may_be_written_as_json_schema_allows(
+    api: httpx.AsyncClient, rate: str, status: int
+) -> None:
+    body = f'{{"action": "replay", "dry_run": true, "rate": {rate}}}'
+    assert (await api.post("/orders", content=body)).status_code == status
+
+
 @pytest.mark.parametrize("id", ["1_0", "+10", "10.0", "%2010", "010", "٣", "9" * 20, "0", "-1"])
 async def test_only_plain_digits_name_a_delivery(api: httpx.AsyncClient, id: str) -> None:
     answer = await api.post(f"/deliveries/{id}/replay", json={})

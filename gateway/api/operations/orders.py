@@ -12,7 +12,7 @@ from gateway.api.operation import Operation, Params
 from gateway.api.operations.dead import DeadFilter, groups_of
 from gateway.api.paging import Cursor, Page, PageParams
 from gateway.api.shapes import Ordered, OrderRow
-from gateway.api.values import RowId, Text
+from gateway.api.values import INTEGER, RowId, Text
 from gateway.ledger.bulk import (
     Action,
     NewOrder,
@@ -31,7 +31,8 @@ from gateway.operate.bulk import Carrier, count_matching
 from gateway.registry import Registry
 
 OrderId = Annotated[RowId, Field(description="The id of an order.")]
-Rate = Annotated[int | None, Field(strict=True, ge=1, le=100_000, description="So many a second.")]
+PerSecond = Annotated[int, Field(strict=True, ge=1, le=100_000), INTEGER]
+Rate = Annotated[PerSecond | None, Field(description="So many a second.")]
 Why = Annotated[Text | None, Field(description="Why, for the audit log.")]
 PLACE = Cursor("order_id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 

@@ -9,7 +9,7 @@ from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
 from gateway.api.paging import Cursor
 from gateway.api.shapes import RekeyedAnswer
-from gateway.api.values import Text
+from gateway.api.values import INTEGER, Text
 from gateway.errors import NotFound
 from gateway.ledger.queries import QUERIES
 from gateway.ledger.rekeying import count_keys
@@ -30,7 +30,8 @@ class RekeyParams(Params):
 
     route: Annotated[Text | None, Field(description="Only of this route.")] = None
     limit: Annotated[
-        int | None, Field(strict=True, ge=1, le=MOST, description="At most so many in this piece.")
+        Annotated[int, Field(strict=True, ge=1, le=MOST), INTEGER] | None,
+        Field(description="At most so many in this piece."),
     ] = None
     reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
     after: Annotated[
