@@ -33,7 +33,8 @@ from gateway.receive.answers import RETRY_AFTER_S
 from gateway.receive.guard import TokenGuard
 from gateway.secrets import Secret, is_borne
 
-LARGEST_BODY: Final = 64 * 1024
+LARGEST_BODY: Final = 256 * 1024
+"""More than any body that the document allows, with each character as two \\uXXXX escapes."""
 LATER: Final = {"retry-after": "5"}
 CLOSING: Final = {"connection": "close"}
 """The body, if there is one, was not read."""

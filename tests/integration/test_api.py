@@ -1,6 +1,7 @@
 """The Admin API: behind its token, in the same words as the commands, and never a 500."""
 
 import asyncio
+import json
 from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ import orjson
 import pytest
 from starlette.applications import Starlette
 
-from gateway.api.http import routes
+from gateway.api.http import LARGEST_BODY, routes
 from gateway.api.office import Background, Office
 from gateway.api.operations import OPERATIONS
 from gateway.ledger.connection import open_pool
@@ -152,8 +153,15 @@ async def test_a_body_that_is_no_text_is_shown_exactly_too(
 
 
 async def test_a_body_that_is_too_large_is_refused(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/deliveries/1/replay", content=b" " * 70_000)
+    answer = await api.post("/deliveries/1/replay", content=b" " * (LARGEST_BODY + 1))
     assert answer.status_code == 413
+
+
+async def test_the_largest_body_that_the_document_allows_is_read(api: httpx.AsyncClient) -> None:
+    text = "\U0010ffff" * 1000
+    body = dict.fromkeys(("account", "event_id", "route", "reason"), text)
+    answer = await api.post("/erase", content=json.dumps({**body, "after": text * 8}))
+    assert (answer.status_code, answer.json()["error"]) == (409, "REFUSED")
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(
