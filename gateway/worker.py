@@ -11,6 +11,7 @@ import structlog
 
 from gateway.alerts.teller import Teller
 from gateway.ledger.budget import (
+    ISOLATED_POOL,
     LEASE_CONNECTIONS,
     LEDGER_CONNECTIONS,
     handler_connections,
@@ -20,14 +21,16 @@ from gateway.ledger.budget import (
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     PREPARED_ONCE,
+    TROUBLE,
     Connection,
     Pool,
     connect,
+    describe,
     durable_settings,
     open_pool,
     users_search_path,
 )
-from gateway.ledger.deliveries import keep_places
+from gateway.ledger.deliveries import find_suspects, keep_places
 from gateway.ledger.migrate import check_version
 from gateway.ledger.retention import Pruner
 from gateway.ledger.sealed import vault_of
@@ -46,6 +49,7 @@ from gateway.run.bench import Workbench
 from gateway.run.forward import Forwarder
 from gateway.run.held_bytes import HeldBytes
 from gateway.run.intake import Intake
+from gateway.run.isolated import IsolatedWorker
 from gateway.run.resources import OpenResources
 from gateway.run.runner import Runner
 from gateway.run.vitals import Vitals
@@ -54,28 +58,39 @@ from gateway.traces.opening import open_traces
 
 LEDGER_COMMAND_S: Final = 10.0
 CLOSE_S: Final = 2.0
+ISOLATED: Final = {"concurrency": 1, "handler_connections": 1, "worker_port": None}
+"""Settings of an isolated worker, in place of those of the worker beside it."""
 
 log = structlog.get_logger("gateway.worker")
 
 
 class Worker:
-    """Processes deliveries until it is stopped. Hints make it faster; it needs none."""
+    """Processes deliveries until it is stopped. Hints make it faster; it needs none.
 
-    def __init__(self, project: Project) -> None:
+    An isolated one runs suspects only, one at a time, for the worker that has started its process.
+    """
+
+    def __init__(self, project: Project, *, isolated: bool = False) -> None:
         self._project = project
+        self._is_isolated = isolated
         self._settings = project.settings
-        self._pushing = Client(most_connections=project.settings.concurrency)
+        if isolated:
+            self._settings = project.settings.model_copy(update=ISOLATED)
+        self._pushing = Client(most_connections=self._settings.concurrency)
         forwarder = Forwarder(self._pushing, project.destinations)
         self._subscriptions = tuple(map(forwarder.bind, project.registry.subscriptions))
+        self._handlers = [s.key for s in self._subscriptions]
         self._url = database_url(project.settings)
         self._vault = vault_of(project.config, project.ring)
         self._traces = open_traces(on=project.settings.traces == "on", process="worker")
         self._resources = OpenResources(project.registry.resources)
         self._tasks: list[asyncio.Task[None]] = []
         self._pools: list[Pool] = []
+        self._ledger: Pool | None = None
         self._sessions: Sessions | None = None
         self._http: httpx.AsyncClient | None = None
         self._runner: Runner | None = None
+        self._isolated: IsolatedWorker | None = None
         self._sweeper: Sweeper | None = None
         self._tallies = Tallies()
         self._keeper: TallyKeeper | None = None
@@ -109,6 +124,7 @@ class Worker:
         resources = await self._resources.open()
         self._http = self._client()
         bench = await self._workbench(self._http, search_path, durable, resources)
+        self._ledger = bench.ledger
         self._runner, self._sweeper = await self._assemble(bench)
         self._keeper = TallyKeeper(self._tallies, ledger=bench.ledger, every=self._settings.sweep)
         self._keeper.start()
@@ -116,17 +132,36 @@ class Worker:
             asyncio.create_task(self._runner.take_forever(), name="take"),
             asyncio.create_task(self._runner.beat_forever(), name="beat"),
             asyncio.create_task(self._sweeper.sweep_forever(), name="sweep"),
-            asyncio.create_task(self._teller(bench.ledger).tell_forever(), name="alerts"),
-            asyncio.create_task(self._schedule(bench.ledger).run_forever(), name="reconcile"),
         ]
+        if not self._is_isolated:
+            self._isolated = IsolatedWorker(
+                bench.ledger, handlers=self._handlers, every=self._settings.sweep
+            )
+            self._tasks += [
+                asyncio.create_task(self._teller(bench.ledger).tell_forever(), name="alerts"),
+                asyncio.create_task(self._schedule(bench.ledger).run_forever(), name="reconcile"),
+                asyncio.create_task(self._isolated.supervise_forever(), name="isolate"),
+            ]
         self._vitals.watch(self._runner, self._tasks)
         handlers = len(self._subscriptions)
         log.info("worker_started", handlers=handlers, slots=self._settings.concurrency)
 
     def hint(self, delivery_ids: Iterable[int]) -> None:
         """Says that these deliveries may be due."""
-        if self._runner is not None:
+        if self._runner is not None and not self._is_isolated:
             self._runner.hint(delivery_ids)
+
+    async def wait_idle(self) -> None:
+        """Return when an isolated worker runs nothing and no suspect is due."""
+        while True:
+            await asyncio.sleep(self._settings.sweep.total_seconds())
+            if self._ledger is None or self._runner is None or self._runner.busy:
+                continue
+            try:
+                if not await find_suspects(self._ledger, self._handlers):
+                    return
+            except TROUBLE as error:
+                log.warning("suspects_unknown", error=describe(error))
 
     async def wait_failed(self) -> None:
         """Returns only by raising: when a part of the worker ended on an unforeseen error."""
@@ -138,7 +173,10 @@ class Worker:
         """Takes nothing more, lets what runs finish within the grace time, hands the rest back."""
         if self._runner is None or self._sweeper is None:
             return
-        await self._runner.drain(self._settings.grace)
+        stopping = [self._runner.drain(self._settings.grace)]
+        if self._isolated is not None:
+            stopping.append(self._isolated.stop(self._settings.grace))
+        await asyncio.gather(*stopping)
         await self._resources.close()
         for task in self._tasks:
             task.cancel()
@@ -202,6 +240,8 @@ class Worker:
         """Ends the grace time of a stop that is under way."""
         if self._runner is not None:
             self._runner.hurry()
+        if self._isolated is not None:
+            self._isolated.hurry()
 
     async def _announce_policies(self, connection: Connection) -> None:
         """Tells the ledger what it has to know of our handlers."""
@@ -262,6 +302,7 @@ class Worker:
             lease=settings.lease,
             scan_every=settings.sweep,
             held=held,
+            suspects=self._is_isolated,
             metrics=self.metrics,
         )
         runner = Runner(
@@ -271,6 +312,7 @@ class Worker:
             intake=intake,
             held=held,
             slots=settings.concurrency,
+            most_ahead=0 if self._is_isolated else settings.concurrency,
             lease=settings.lease,
             worker_id=worker_id,
         )
@@ -279,13 +321,14 @@ class Worker:
             pruner=Pruner(self._project.config.retention, audit=settings.audit_retention),
             retention=self._project.config.retention,
             rejected=settings.rejected_retention,
-            handlers=[s.key for s in self._subscriptions],
+            handlers=self._handlers,
             turns=StuckTurns(),
             tallies=self._tallies,
             metrics=self.metrics,
             every=settings.sweep,
             lease=settings.lease,
             worker_id=worker_id,
+            isolated=self._is_isolated,
             renew=runner.beat,
             on_due=runner.scan_now,
         )
@@ -320,7 +363,7 @@ class Worker:
         pool = await open_pool(
             self._url,
             name=f"gateway worker {name}",
-            size=size,
+            size=min(size, ISOLATED_POOL) if self._is_isolated else size,
             command_timeout_s=command_timeout_s,
             **PREPARED_ONCE,
             **server_settings,

@@ -853,6 +853,36 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_worker_memory.py::test_leased_bytes_bound_the_memory_of_a_worker[hold]",
     ),
     Safeguard(
+        "a suspect is leased by no worker with other deliveries in it",
+        "gateway/ledger/sql/leases.sql",
+        "status = 'pending' and workers_lost < 2 and due_at <= now()",
+        "status = 'pending' and due_at <= now()",
+        "tests/integration/test_suspects.py::test_other_workers_leave_suspects_alone[unlimited]",
+    ),
+    Safeguard(
+        "a worker that is lost with several deliveries counts against none of them",
+        "gateway/ledger/sql/leases.sql",
+        "losses = case when d.workers_lost >= 2 then d.losses + 1 else d.losses end,",
+        "losses = d.losses + 1,",
+        "tests/integration/test_state_machine.py::"
+        "test_a_delivery_that_loses_its_worker_every_time_is_dead_in_the_end",
+    ),
+    Safeguard(
+        "an isolated worker leases nothing ahead of the suspect that it runs",
+        "gateway/worker.py",
+        "most_ahead=0 if self._is_isolated else settings.concurrency,",
+        "most_ahead=settings.concurrency,",
+        "tests/integration/test_suspects.py::"
+        "test_an_isolated_worker_runs_suspects_only_and_one_at_a_time[unlimited]",
+    ),
+    Safeguard(
+        "when memory is short, the process of the suspect dies, and not its worker",
+        "gateway/cli/processes.py",
+        "    die_first()\n",
+        "",
+        "tests/e2e/test_poison.py::test_a_suspect_runs_in_a_process_of_its_own",
+    ),
+    Safeguard(
         "what was leased ahead is begun soon, or handed back",
         "gateway/run/runner.py",
         "        self._hand_back_late()\n        while",

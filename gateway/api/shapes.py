@@ -101,6 +101,7 @@ class DeliveryDetail(TypedDict):
     order_key: str | None
     held_by: int | None
     held_by_status: str | None
+    runs_alone: bool
     attempt_log: list[Attempt]
     effects: list[Effect]
     audit: list[DeliveryAudit]

@@ -24,6 +24,7 @@ from gateway.providers import Provider
 from gateway.queue.cancellation import end
 from gateway.queue.worker import Link, listen_forever
 from gateway.routes import Route
+from gateway.run.isolated import OPTION, die_first, obey_parent
 from gateway.server import serve as run_server
 from gateway.settings import load_settings
 from gateway.up import Reload, Started, run_up
@@ -43,6 +44,10 @@ WithParent = Annotated[
 ]
 ListenerFd = Annotated[
     int | None, typer.Option(hidden=True, help="A port that the parent has opened already.")
+]
+Isolated = Annotated[
+    bool,
+    typer.Option(OPTION, hidden=True, help="Run suspects only, for the worker that started it."),
 ]
 ReadyFd = Annotated[
     int | None, typer.Option(hidden=True, help="Where to write a byte as soon as it works.")
@@ -152,7 +157,9 @@ async def _serve(
     )
 
 
-def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
+def worker(
+    with_parent: WithParent = False, ready_fd: ReadyFd = None, isolated: Isolated = False
+) -> None:
     """Run handlers: an arq worker that outlives a Redis restart, and reads Postgres either way.
 
     Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, and of the secrets only what `api_key` and
@@ -164,7 +171,36 @@ def worker(with_parent: WithParent = False, ready_fd: ReadyFd = None) -> None:
     hangup.listen()
     project = _load(with_api_keys=True)
     _collect_every(HANDLERS_BETWEEN)
-    uvloop.run(_work(project, with_parent, ready_fd, hangup))
+    if isolated:
+        uvloop.run(_work_isolated(project))
+    else:
+        uvloop.run(_work(project, with_parent, ready_fd, hangup))
+
+
+async def _work_isolated(project: Project) -> None:
+    """Run suspects until none is due, or the worker that started this process stops or is gone."""
+    die_first()
+    worker, stopping = Worker(project, isolated=True), asyncio.Event()
+
+    def hurry() -> None:
+        stopping.set()
+        worker.hurry()
+        asyncio.get_running_loop().call_later(HURRY_S, _leave, 0)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    obey_parent(stopping.set, hurry)
+    await worker.start()
+    failed = asyncio.create_task(worker.wait_failed())
+    ends = {asyncio.create_task(worker.wait_idle()), asyncio.create_task(stopping.wait())}
+    await asyncio.wait({failed, *ends}, return_when=asyncio.FIRST_COMPLETED)
+    has_failed = failed.done()
+    for task in ends:
+        task.cancel()
+    await worker.stop()
+    if has_failed:
+        log.error("worker_failed", error=describe(failed.exception() or RuntimeError("it ended")))
+    _leave(int(has_failed))
 
 
 async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangup: Hangup) -> None:

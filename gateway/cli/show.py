@@ -217,6 +217,8 @@ def _print_delivery(delivery: dict[str, Any], shown: bool) -> None:
         order = f" in order {entry['order_id']}" if entry["order_id"] else ""
         at = cell(entry["at"])
         out.print(f"    {entry['action']} by {who}{order}, {at}{why}", markup=False)
+    if delivery["runs_alone"]:
+        out.print("    runs alone: a worker was lost twice while it ran", markup=False)
     if delivery["status"] == "pending" and delivery["due_at"] is None:
         out.print(f"    {_turn_line(delivery)}", markup=False)
     elif delivery["status"] == "pending":

@@ -16,6 +16,11 @@ LEDGER_CONNECTIONS: Final = 4
 OFFICE_CONNECTIONS: Final = 4
 """However many people look at once, claims find room in Postgres."""
 JOB_CONNECTIONS: Final = 2
+ISOLATED_POOL: Final = 2
+"""Of each pool of the process in which a worker runs suspects, one at a time."""
+ISOLATED_CONNECTIONS: Final = (
+    1 + 2 * ISOLATED_POOL
+)  # of its handler, its leases and its settlements
 RECONCILING: Final = 2 + FLUSHERS
 """A run of a worker, which does one at a time: the right to the route, its own work, its claims."""
 
@@ -54,7 +59,7 @@ def handler_connections(settings: Settings) -> int:
 
 def worker_connections(settings: Settings) -> int:
     """One worker opens no more than these."""
-    beside = LEASE_CONNECTIONS + LEDGER_CONNECTIONS + RECONCILING
+    beside = LEASE_CONNECTIONS + LEDGER_CONNECTIONS + RECONCILING + ISOLATED_CONNECTIONS
     return handler_connections(settings) + beside + 1  # for figures, for a moment
 
 

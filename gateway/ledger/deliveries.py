@@ -104,10 +104,15 @@ async def lease_due(
     handlers: Sequence[tuple[str, str]],
     lease: timedelta,
     room: ByteRoom = UNBOUNDED,
+    *,
+    suspects: bool = False,
 ) -> list[Lease]:
-    """Lease due deliveries, oldest first, as far as their bodies fit into the room."""
+    """Lease due deliveries, oldest first, as far as their bodies fit into the room.
+
+    Suspects, whose worker was lost twice, are leased apart from all others.
+    """
     routes, names = _columns(handlers)
-    arguments = (routes, names, limit, lease, room.large, room.small)
+    arguments = (routes, names, limit, lease, room.large, room.small, suspects)
     rows = await ledger.fetch(QUERIES["lease_due"], *arguments)
     return [_lease(row) for row in rows]
 
@@ -121,6 +126,12 @@ async def find_due(
     return [(row["route"], row["handler"]) for row in rows]
 
 
+async def find_suspects(ledger: Executor, handlers: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a suspect of these handlers is due."""
+    is_due: bool = await ledger.fetchval(QUERIES["find_suspects"], *_columns(handlers))
+    return is_due
+
+
 async def lease_limited(
     ledger: Executor,
     most: int,
@@ -128,9 +139,11 @@ async def lease_limited(
     limit: Limit,
     lease: timedelta,
     room: ByteRoom = UNBOUNDED,
+    *,
+    suspects: bool = False,
 ) -> list[Lease]:
     """Lease due deliveries of a handler, as far as its limit and the room for bodies allow."""
-    terms = (limit.concurrency, limit.period, most, lease, room.large, room.small)
+    terms = (limit.concurrency, limit.period, most, lease, room.large, room.small, suspects)
     leased = await ledger.fetch(QUERIES["lease_limited"], *handler, *terms)
     if not leased:
         return []

@@ -29,6 +29,8 @@ class Unsettled:
     """For a retry, or a delayed job."""
     held: int
     """Until it is their turn."""
+    suspects: int
+    """Of all these: those that run alone, since a worker was lost twice while they ran."""
     dead: int
     dead_lately: int
     """Of the last hour."""
@@ -104,6 +106,7 @@ async def read_unsettled(
                 due=row["due"],
                 later=row["later"],
                 held=row["held"],
+                suspects=row["suspects"],
                 dead=row["dead"],
                 dead_lately=row["dead_lately"],
                 oldest_due_at=row["oldest_due_at"],

@@ -117,7 +117,13 @@ def _of_deliveries(figures: Figures) -> Iterator[Metric]:
     running = GaugeMetricFamily(
         "gateway_running_deliveries", "Deliveries that run, in any worker.", labels=PER_HANDLER
     )
+    suspects = GaugeMetricFamily(
+        "gateway_suspect_deliveries",
+        "Deliveries that wait to run alone, since a worker was lost twice while they ran.",
+        labels=PER_HANDLER,
+    )
     for place, found in figures.unsettled.items():
+        suspects.add_metric(place, found.suspects)
         for state, n in (("due", found.due), ("later", found.later), ("held", found.held)):
             backlog.add_metric((*place, state), n)
         since = found.oldest_due_at or figures.at
@@ -125,7 +131,7 @@ def _of_deliveries(figures: Figures) -> Iterator[Metric]:
         dead.add_metric(place, found.dead)
     for place, n in figures.running.items():
         running.add_metric(place, n)
-    yield from (backlog, oldest, dead, running)
+    yield from (backlog, oldest, suspects, dead, running)
 
 
 def _of_handlers(figures: Figures) -> Iterator[Metric]:

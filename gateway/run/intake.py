@@ -35,16 +35,23 @@ class Intake:
         lease: timedelta,
         scan_every: timedelta,
         held: HeldBytes,
+        suspects: bool,
         metrics: WorkerMetrics,
     ) -> None:
         self._leases = leases
         self._held = held
+        self._suspects = suspects
         self._metrics = metrics
         self._is_behind = True
         """Whether more may be due than was told of, for which nobody is to blame."""
         self._handlers = [s.key for s in subscriptions if not s.is_limited]
         self._limited = Limited(
-            leases, subscriptions, lease=lease, look_every=scan_every, held=held
+            leases,
+            subscriptions,
+            lease=lease,
+            look_every=scan_every,
+            held=held,
+            suspects=suspects,
         )
         self._lease = lease
         self._scan_every_s = scan_every.total_seconds()
@@ -130,7 +137,9 @@ class Intake:
         self._most = min(self._most * 2, MOST_AT_ONCE)
 
     async def _lease_due(self, room: int, handlers: Sequence[tuple[str, str]]) -> list[Lease]:
-        return await lease_due(self._leases, room, handlers, self._lease, self._held.room)
+        return await lease_due(
+            self._leases, room, handlers, self._lease, self._held.room, suspects=self._suspects
+        )
 
     async def _follow(self, hints: list[int]) -> list[Lease]:
         leases = await lease_hinted(

@@ -24,9 +24,11 @@ class Limited:
         lease: timedelta,
         look_every: timedelta,
         held: HeldBytes,
+        suspects: bool,
     ) -> None:
         self._leases = leases
         self._held = held
+        self._suspects = suspects
         self._lease = lease
         self._look_every_s = look_every.total_seconds()
         self._limits = {
@@ -69,7 +71,13 @@ class Limited:
             self._asked_at[key] = now
             self._look_at[key] = now + self._look_every_s  # now: a look asked for meanwhile counts
             leases = await lease_limited(
-                self._leases, free, key, self._limits[key], self._lease, self._held.room
+                self._leases,
+                free,
+                key,
+                self._limits[key],
+                self._lease,
+                self._held.room,
+                suspects=self._suspects,
             )
             free -= len(leases)
             if free <= 0:

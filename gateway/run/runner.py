@@ -45,6 +45,7 @@ class Runner:
         intake: Intake,
         held: HeldBytes,
         slots: int,
+        most_ahead: int,
         lease: timedelta,
         worker_id: UUID,
     ) -> None:
@@ -54,6 +55,7 @@ class Runner:
         self._intake = intake
         self._held = held
         self._slots = slots
+        self._most_ahead = most_ahead
         self._lease = lease
         self._worker_id = worker_id
         self._ready: deque[tuple[float, Lease]] = deque()
@@ -221,7 +223,7 @@ class Runner:
     def _look_at_pace(self) -> None:
         now = time.monotonic()
         share = AHEAD.total_seconds() / max(now - self._looked_at, 0.001)
-        self._ahead = min(int(self._ended_since * share), self._slots)
+        self._ahead = min(int(self._ended_since * share), self._most_ahead)
         self._ended_since, self._looked_at = 0, now
 
     def _start_ready(self) -> None:

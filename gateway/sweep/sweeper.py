@@ -60,6 +60,7 @@ class Sweeper:
         every: timedelta,
         lease: timedelta,
         worker_id: UUID,
+        isolated: bool,
         renew: Callable[[], Awaitable[None]],
         on_due: Callable[[], None],
     ) -> None:
@@ -78,6 +79,7 @@ class Sweeper:
         self._renew = renew
         self._on_due = on_due
         self._worker_id = worker_id
+        self._isolated = isolated
         self._causes = Causes()
 
     async def sweep_forever(self) -> None:
@@ -172,6 +174,7 @@ class Sweeper:
             self._handlers,
             self._every * MISSED_ROUNDS,
             VERSION,
+            self._isolated,
         )
         return set_back
 

@@ -97,7 +97,7 @@ async def test_where_there_are_too_few_a_worker_says_so_and_starts(
         async with working(direct_url, subscribe(count)):
             pass
     [line] = [line for line in logs if line["event"] == "connections_scarce"]
-    assert "opens up to 27 connections" in line["reason"]
+    assert "opens up to 32 connections" in line["reason"]
     assert "20 are allowed (the database's connection limit), 1 in use" in line["reason"]
 
 
@@ -119,7 +119,7 @@ def test_a_shortage_is_found(free: int, is_short: bool) -> None:
 
 def test_the_figures_of_the_page() -> None:
     """docs/production.md reckons with these."""
-    assert worker_connections(Settings()) == 27
-    assert worker_connections(Settings(concurrency=4)) == 15
-    assert worker_connections(Settings(concurrency=100, handler_connections=10)) == 21
+    assert worker_connections(Settings()) == 32
+    assert worker_connections(Settings(concurrency=4)) == 20
+    assert worker_connections(Settings(concurrency=100, handler_connections=10)) == 26
     assert handler_connections(Settings(concurrency=4, handler_connections=10)) == 4

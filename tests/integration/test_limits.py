@@ -134,9 +134,11 @@ async def test_a_look_that_is_asked_for_while_another_is_under_way_is_taken(
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
     subscription = subscribe(count, concurrency=1)
     held = HeldBytes(1, slots=1)
-    limited = Limited(pool, [subscription], lease=MINUTE, look_every=MINUTE, held=held)
+    limited = Limited(
+        pool, [subscription], lease=MINUTE, look_every=MINUTE, held=held, suspects=False
+    )
 
-    async def lease_none(*_: object) -> list[Lease]:
+    async def lease_none(*_: object, **__: object) -> list[Lease]:
         limited.look_at(subscription.key)  # a slot was freed, and the answer is of before
         return []
 

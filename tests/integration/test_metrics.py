@@ -41,6 +41,8 @@ select 'stripe', 'evt_' || n, case when n % 2 = 0 then 'handlers.a' else 'handle
        case when n between 31 and 34 then gen_random_uuid() end, now(),
        case when n between 31 and 34 then now() + interval '1 h' end
 from generate_series(1, 40) n;
+update gateway.deliveries set workers_lost = 2
+where event_id in ('evt_2', 'evt_4', 'evt_5', 'evt_32');
 insert into gateway.pauses (route, handler, actor) values ('stripe', '', 'ann'), ('x', 'h', 'ann');
 insert into gateway.workers (id, host, pid, handlers, version)
 values (gen_random_uuid(), 'here', 1, array['stripe handlers.a'], '1');
@@ -82,6 +84,7 @@ async def test_the_gauges_tell_what_the_ledger_holds(filled: str) -> None:
     for state, n in (("due", 4), ("later", 3), ("held", 3)):
         assert scraped.values("gateway_backlog_deliveries", **a, state=state) == [n]
     assert 90 <= scraped.sum("gateway_backlog_oldest_seconds", **a) < 150
+    assert scraped.values("gateway_suspect_deliveries", **a) == [2]  # those that wait
     assert scraped.values("gateway_dead_deliveries", **a) == [5]
     assert scraped.values("gateway_running_deliveries", **a) == [2]
     assert scraped.values("gateway_paused", route="stripe", handler="") == [1]
@@ -183,7 +186,7 @@ async def test_a_run_that_finds_its_lease_gone_is_a_near_miss(
 async def test_a_lease_that_is_taken_back_is_a_near_miss(database_url: str, ledger: Reader) -> None:
     await claim_all(database_url, [make_claim()])
     await ledger.value(
-        "update gateway.deliveries set status = 'running', runs = 1, losses = 9,"
+        "update gateway.deliveries set status = 'running', runs = 1, losses = 9, workers_lost = 11,"
         " lease_token = gen_random_uuid(), leased_at = now(), leased_until = now() - interval '1 h'"
         " returning 1"
     )

@@ -295,8 +295,8 @@ async def test_a_delivery_that_dies_of_lost_workers_lets_the_next_pass(
 
     await claim_in_order(database_url, [keyed("evt_1", "a"), keyed("evt_2", "a")])
     await ledger.run(
-        "update gateway.deliveries set status = 'running', runs = 9, losses = 9, leased_at = now(),"
-        " lease_token = gen_random_uuid(), leased_until = now() - interval '1 s'"
+        "update gateway.deliveries set status = 'running', runs = 9, losses = 9, workers_lost = 11,"
+        " leased_at = now(), lease_token = gen_random_uuid(), leased_until = now() - interval '1 s'"
         " where event_id = 'evt_1'"
     )
     async with working(database_url, ordered(handler)):

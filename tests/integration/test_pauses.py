@@ -91,9 +91,9 @@ async def test_other_handlers_and_routes_go_on(database_url: str, connection: Co
 
 
 LEASES: dict[str, tuple[Any, ...]] = {
-    "lease_due": ([COUNT[0]], [COUNT[1]], 5, HOUR, 1, 1),
+    "lease_due": ([COUNT[0]], [COUNT[1]], 5, HOUR, 1, 1, False),
     "lease_hinted": ([1], [COUNT[0]], [COUNT[1]], HOUR, 1, 1),
-    "lease_limited": (*COUNT, 5, None, 5, HOUR, 1, 1),
+    "lease_limited": (*COUNT, 5, None, 5, HOUR, 1, 1, False),
 }
 
 

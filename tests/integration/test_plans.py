@@ -333,10 +333,11 @@ CASES: Final = [
     Case(query="find_claims", arguments=taken_claims(), rows=BATCH),
     Case(query="end_windows", arguments=over_windows(), rows=BATCH),
     Case(query="lease_hinted", arguments=(PENDING, *HANDLERS, DAY, *BYTES), rows=BATCH),
-    Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY, *BYTES), rows=BATCH),
+    Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY, *BYTES, False), rows=BATCH),
+    Case(query="find_suspects", arguments=HANDLERS),
     Case(
         query="lease_limited",
-        arguments=("stripe", "handlers.h1", BATCH, timedelta(minutes=1), BATCH, DAY, *BYTES),
+        arguments=("stripe", "handlers.h1", BATCH, timedelta(minutes=1), BATCH, DAY, *BYTES, False),
         rows=BATCH,
     ),
     Case(query="read_leased", arguments=(RUNNING, TOKENS), rows=BATCH),

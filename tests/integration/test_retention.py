@@ -371,7 +371,7 @@ async def _nothing() -> None: ...
 def _sweeper(pool: Pool, pruner: Pruner, metrics: WorkerMetrics) -> Sweeper:
     return Sweeper(
         pool, pruner=pruner, retention={}, rejected=DAY, handlers=[], turns=StuckTurns(),
-        tallies=Tallies(), metrics=metrics, every=DAY, lease=DAY, worker_id=uuid4(),
+        tallies=Tallies(), metrics=metrics, every=DAY, lease=DAY, worker_id=uuid4(), isolated=False,
         renew=_nothing, on_due=lambda: None,
     )  # fmt: skip
 

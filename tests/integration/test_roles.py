@@ -300,7 +300,7 @@ async def test_the_ledger_works_wherever_names_are_looked_up(owner: Connection) 
         f" set session authorization {WORKER}"
     )
     assert await owner.fetchval("select gateway.advance('r', 'h', 'k')") is None
-    lease = "select gateway.lease_limited('r', 'h', 1, '1 s', 1, '1 s', 1, 1)"
+    lease = "select gateway.lease_limited('r', 'h', 1, '1 s', 1, '1 s', 1, 1, false)"
     assert await owner.fetch(lease) == []
 
 

@@ -578,7 +578,7 @@ async def test_a_lease_whose_answer_was_lost_expires_while_its_worker_lives(
             while not lost:  # or the worker was faster
                 await claim_all(database_url, [make_claim(uuid4().hex)])
                 handlers = (["stripe"], ["handlers.count"])
-                lost = await ledger.rows(QUERIES["lease_due"], *handlers, 1, SECOND, 1, 1)
+                lost = await ledger.rows(QUERIES["lease_due"], *handlers, 1, SECOND, 1, 1, False)
         claimed = await ledger.value("select count(*) from gateway.deliveries")
         await until(lambda: _equals(ledger, done, claimed - 1))
         may_end.set()
@@ -593,7 +593,8 @@ async def test_nothing_is_taken_back_while_postgres_has_only_just_come_back(
     database_url: str, ledger: Reader
 ) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
-    await ledger.rows(QUERIES["lease_due"], ["stripe"], ["handlers.count"], 1, -SECOND, 1, 1)
+    lease = QUERIES["lease_due"]
+    await ledger.rows(lease, ["stripe"], ["handlers.count"], 1, -SECOND, 1, 1, False)
     assert await ledger.rows(QUERIES["reap"], 1, 10, timedelta(days=3650)) == []
     assert len(await ledger.rows(QUERIES["reap"], 1, 10, timedelta())) == 1
 
@@ -617,8 +618,8 @@ async def test_a_lease_that_is_on_its_way_at_a_shutdown_is_handed_back(
     """It is committed, and its answer not here yet: nobody else could run it until it runs out."""
     leased = asyncio.Event()
 
-    async def lease_slowly(*args: Any) -> list[Any]:
-        leases = await lease_due(*args)
+    async def lease_slowly(*args: Any, **options: Any) -> list[Any]:
+        leases = await lease_due(*args, **options)
         if leases:
             leased.set()
             await until(lambda: is_stopping(worker))
@@ -940,11 +941,11 @@ async def test_a_batch_too_big_to_arrive_in_time_is_taken_in_smaller_ones(
     monkeypatch.setattr("gateway.run.runner.TAKE_AGAIN_S", 0.01)
     asked: list[int] = []
 
-    async def slow(ledger: Any, limit: int, *rest: Any) -> Any:
+    async def slow(ledger: Any, limit: int, *rest: Any, **options: Any) -> Any:
         asked.append(limit)
         if limit > 1:
             raise TimeoutError
-        return await lease_due(ledger, limit, *rest)
+        return await lease_due(ledger, limit, *rest, **options)
 
     monkeypatch.setattr("gateway.run.intake.lease_due", slow)
     await claim_all(database_url, [make_claim() for _ in range(5)])

@@ -136,6 +136,19 @@ async def test_an_orphan_is_told_and_not_told_again_as_a_backlog(
     assert "orphaned: no worker has this handler" in shown(status)
 
 
+async def test_deliveries_that_run_alone_are_named(
+    settings: Settings, ledger: Reader, database_url: str
+) -> None:
+    await add_worker(ledger, f"stripe {HANDLER}")
+    await claim_all(database_url, [make_claim("evt_1"), make_claim("evt_2")])
+    await ledger.run("update gateway.deliveries set workers_lost = 2 where event_id = 'evt_1'")
+    await ledger.run("update gateway.deliveries set workers_lost = 1 where event_id = 'evt_2'")
+    status = await read_status(settings)
+    assert "a worker was lost twice while 1 delivery ran; each runs alone" in told(status)
+    assert only(status)["suspects"] == 1
+    assert "1 run alone" in shown(status)
+
+
 async def test_rates_success_and_times_are_those_of_the_tallies(
     settings: Settings, ledger: Reader, pool: Pool
 ) -> None:

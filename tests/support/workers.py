@@ -110,6 +110,7 @@ async def working(
     destinations: Mapping[tuple[str, str], Destination] | None = None,
     alerts: AlertDestinations | None = None,
     ring: KeyRing | None = None,
+    isolated: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Worker]:
     """A running worker. It has no queue: it finds its work in the ledger."""
@@ -123,7 +124,8 @@ async def working(
             destinations=destinations or {},
             alerts=alerts or AlertDestinations(),
             ring=ring or KeyRing(),
-        )
+        ),
+        isolated=isolated,
     )
     await worker.start()
     try:

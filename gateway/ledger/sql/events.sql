@@ -122,7 +122,8 @@ where d.id = $1;
 -- The deliveries of one event.
 select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
        d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key,
-       holder.id as held_by, holder.status as held_by_status
+       holder.id as held_by, holder.status as held_by_status,
+       d.workers_lost >= 2 and d.status in ('pending', 'running') as runs_alone
 from gateway.deliveries d
 left join lateral (  -- what has the turn, or blocks it
     select h.id, h.status

@@ -34,9 +34,9 @@ limit $1;
 
 -- name: count_unsettled
 -- What waits and what is dead of these handlers, up to so many of each, the newest of the dead, and since when the
--- oldest is due (deliveries_due, deliveries_dead_of).
-select k.route, k.handler, due.n as due, later.n as later, held.n as held, dead.n as dead, dead.lately as dead_lately,
-       oldest.due_at as oldest_due_at
+-- oldest is due (deliveries_due, deliveries_suspect, deliveries_dead_of).
+select k.route, k.handler, due.n as due, later.n as later, held.n as held, suspect.n as suspects, dead.n as dead,
+       dead.lately as dead_lately, oldest.due_at as oldest_due_at
 from unnest($1::text[], $2::text[]) as k (route, handler)
 cross join lateral (
     select count(*) as n from (
@@ -64,6 +64,13 @@ cross join lateral (
         limit $3
     ) few
 ) held
+cross join lateral (
+    select count(*) as n from (
+        select from gateway.deliveries d
+        where d.status = 'pending' and d.workers_lost >= 2 and d.route = k.route and d.handler = k.handler
+        limit $3
+    ) few
+) suspect
 cross join lateral (
     select count(*) as n, count(*) filter (where finished_at > now() - $4::interval) as lately from (
         select d.finished_at from gateway.deliveries d

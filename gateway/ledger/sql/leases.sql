@@ -8,7 +8,7 @@ with mine as materialized (  -- what is paused is not even locked
     select d.id, d.route, d.event_id
     from gateway.deliveries d
     join mine using (route, handler)
-    where d.id = any ($1::bigint[]) and d.due_at <= now()
+    where d.id = any ($1::bigint[]) and d.due_at <= now() and d.workers_lost < 2
       and d.status || '' = 'pending'  -- as it stands, the planner may walk all that waits instead
     order by d.id
     for update of d skip locked
@@ -46,7 +46,7 @@ join sized s using (id)
 order by l.id;
 
 -- name: lease_due
--- What is due, oldest first, whoever was told of it or not (deliveries_due).
+-- Due deliveries, oldest first: suspects only, or none of them (deliveries_due, deliveries_suspect).
 with mine as materialized (  -- what is paused is not even locked
     select * from unnest($1::text[], $2::text[]) as m (route, handler)
     where not exists (
@@ -54,14 +54,26 @@ with mine as materialized (  -- what is paused is not even locked
 ), due as (
     select d.id, d.due_at, mine.route, d.event_id
     from mine
-    cross join lateral (
-        select id, due_at, event_id
-        from gateway.deliveries
-        where route = mine.route and handler = mine.handler
-          and status = 'pending' and due_at <= now()
-        order by due_at, id
-        limit $3
-        for update skip locked
+    cross join lateral (  -- one of the two branches, by a one-time filter: each has its own index
+        select * from (
+            select id, due_at, event_id
+            from gateway.deliveries
+            where not $7::boolean and route = mine.route and handler = mine.handler
+              and status = 'pending' and workers_lost < 2 and due_at <= now()
+            order by due_at, id
+            limit $3
+            for update skip locked
+        ) fresh
+        union all
+        select * from (
+            select id, due_at, event_id
+            from gateway.deliveries
+            where $7::boolean and route = mine.route and handler = mine.handler
+              and status = 'pending' and workers_lost >= 2 and due_at <= now()
+            order by due_at, id
+            limit $3
+            for update skip locked
+        ) suspect
     ) d
     order by d.due_at, d.id
     limit $3
@@ -98,6 +110,21 @@ from leased l
 join sized s using (id)
 order by s.due_at, l.id;
 
+-- name: find_suspects
+-- Whether a suspect of these handlers is due (deliveries_suspect).
+select exists (
+    select
+    from unnest($1::text[], $2::text[]) as m (route, handler)
+    cross join lateral (
+        select from gateway.deliveries
+        where route = m.route and handler = m.handler
+          and status = 'pending' and workers_lost >= 2 and due_at <= now()
+        limit 1
+    ) d
+    where not exists (
+        select from gateway.pauses p where p.route = m.route and p.handler in (m.handler, ''))
+);
+
 -- name: find_due
 -- Of which handlers deliveries that the queue named are due (primary key).
 select distinct d.route, d.handler
@@ -113,7 +140,7 @@ from (
     select where not exists (
         select from gateway.pauses p where p.route = $1 and p.handler in ($2, ''))
 ) as free
-cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6, $7, $8) as leased;
+cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6, $7, $8, $9) as leased;
 
 -- name: read_leased
 -- Deliveries that were just leased, with their events (primary keys).
@@ -180,11 +207,16 @@ with expired as (
     for update skip locked
 ), reaped as (
     update gateway.deliveries d
-    set status = case when d.losses + 1 >= $2 then 'dead' else 'pending' end,
-        losses = d.losses + 1,
+    set status = case when d.workers_lost >= 2 and d.losses + 1 >= $2 then 'dead' else 'pending' end,
+        losses = case when d.workers_lost >= 2 then d.losses + 1 else d.losses end,  -- a suspect runs alone
+        workers_lost = d.workers_lost + 1,
         due_at = now(),
-        error = 'WORKER_LOST: the lease ran out while the handler was running',
-        finished_at = case when d.losses + 1 >= $2 then now() end,
+        error = 'WORKER_LOST: the lease ran out while the handler was running'
+                || case when d.workers_lost >= 2
+                        then ' alone in a process: it ends or blocks the process (out of memory, a crash, os._exit); '
+                             || d.losses + 1 || ' such losses in a row'
+                        else '' end,
+        finished_at = case when d.workers_lost >= 2 and d.losses + 1 >= $2 then now() end,
         lease_token = null, leased_until = null, slot = null
     from expired
     where d.id = expired.id and d.status = 'running'

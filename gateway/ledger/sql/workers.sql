@@ -7,8 +7,8 @@ with gone as (
 ), latest as (
     select max(seen_at) as seen_at from gateway.workers
 )
-insert into gateway.workers (id, host, pid, handlers, version)
-values ($1, $2, $3, $4::text[], $6)
+insert into gateway.workers (id, host, pid, handlers, version, isolated)
+values ($1, $2, $3, $4::text[], $6, $7)
 on conflict (id) do update set seen_at = now(), handlers = excluded.handlers
 returning greatest((select seen_at from latest) - now(), interval '0') as set_back;
 
@@ -49,8 +49,8 @@ select count(*) from due;
 delete from gateway.workers where id = $1;
 
 -- name: list_workers
--- Workers that were seen lately.
+-- Workers that were seen lately, but not the processes in which they run suspects.
 select id, host, pid, version, handlers, started_at, seen_at
 from gateway.workers
-where seen_at >= now() - $1::interval
+where seen_at >= now() - $1::interval and not isolated
 order by started_at;

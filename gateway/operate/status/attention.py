@@ -94,6 +94,20 @@ def _backlog(status: Status) -> Iterator[Found]:
     yield from _few(found)
 
 
+def _suspects(status: Status) -> Iterator[Found]:
+    found = [
+        _warning(
+            f"{_of(handler)}: a worker was lost twice while"
+            f" {format_count(handler['suspects'], 'delivery', 'deliveries')} ran; each runs alone",
+            "find out what kills workers (memory, a crash, a blocked event loop):"
+            " isolated_worker_lost in the log of the worker",
+        )
+        for handler in status["handlers"]
+        if handler["suspects"]
+    ]
+    yield from _few(found)
+
+
 def _orphans(status: Status) -> Iterator[Found]:
     found = [
         _problem(
@@ -295,6 +309,7 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
     _dead,
     _backlog,
     _orphans,
+    _suspects,
     _pauses,
     _unheard,
     _reconciles,
@@ -317,6 +332,7 @@ SEEN: Final[Mapping[Look, str]] = {
     _dead: "dead",
     _backlog: "handlers",
     _orphans: "handlers",
+    _suspects: "handlers",
     _pauses: "handlers",
     _reconciles: "reconcile",
     _orders: "orders",

@@ -179,6 +179,9 @@ def _note_unsettled(state: HandlerState, found: Unsettled) -> None:
     state["pending"] = found.due + found.later + found.held
     state["oldest_due_at"] = found.oldest_due_at
     state["waiting_turn"] = found.held
+    state["suspects"] = found.suspects
+    if found.suspects:
+        state["note"] = f"{found.suspects:,} run alone: a worker was lost twice while they ran"
     state["dead"], state["dead_lately"] = found.dead, found.dead_lately
     if found.most in (found.due, found.later, found.held):
         state["capped"].append("pending")
@@ -216,6 +219,7 @@ def _empty(route: str, handler: str, figures: Figures) -> HandlerState:
         pending=0,
         oldest_due_at=None,
         waiting_turn=0,
+        suspects=0,
         running=0,
         dead=0,
         dead_lately=0,

@@ -117,6 +117,8 @@ class HandlerState(TypedDict):
     pending: int
     oldest_due_at: datetime | None
     waiting_turn: int
+    suspects: int
+    """Of those that wait: they run alone, since a worker was lost twice while they ran."""
     running: int
     dead: int
     dead_lately: int
