@@ -451,7 +451,7 @@ SAFEGUARDS: Final = (
         'return await connection.execute(query, timeout=timeout_s) == "SELECT 1"',
         'return await connection.execute(query, timeout=timeout_s) != ""',
         "tests/integration/test_pgbouncer.py::"
-        "test_a_pooler_is_found_out_and_a_server_is_not_taken_for_one",
+        "test_a_pooler_that_swallows_settings_is_found_out_too",
     ),
     Safeguard(
         "a session of a pooler is told for a transaction only",

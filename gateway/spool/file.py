@@ -155,9 +155,10 @@ class SpoolFile:
             sync_directory(self.path.parent)
 
     def close(self) -> None:
-        """Lets go of the file: whoever comes next may adopt it."""
-        self._stream.close()
-        os.close(self._descriptor)
+        """Release the file, if that was not done before, so that another process may adopt it."""
+        if not self._stream.closed:
+            self._stream.close()
+            os.close(self._descriptor)
 
     def _count(self, received_at: datetime) -> None:
         self.waiting += 1

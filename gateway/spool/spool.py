@@ -275,12 +275,11 @@ class Spool:
             if not file.is_finished or file is self._appending:
                 continue
             file.is_sealed = True  # whatever becomes of the removal: nothing more is appended
-            self._files.remove(file)
             try:
                 await self._on_disk(file.remove)
+                self._files.remove(file)  # not before: a stop meanwhile has to close it
             except OSError as error:
                 log.error("spool_not_removed", file=str(file.path), error=describe(error))
-                self._files.append(file)
             reached("spool.removed")
         is_drained = all(f.is_stuck or f.waiting == len(f.left) for f in self._files)
         if is_drained and self._appending is None:

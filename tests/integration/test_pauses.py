@@ -199,7 +199,8 @@ async def test_what_was_leased_ahead_and_found_no_slot_is_handed_back(
         await gate.wait()
 
     await claim_all(database_url, [make_claim(f"evt_{n}") for n in range(10)])
-    async with working(database_url, subscribe(stuck), concurrency=2, lease=HOUR):
+    seldom: dict[str, Any] = {"lease": HOUR, "sweep": HOUR}  # heartbeats and sweeps hand back, too
+    async with working(database_url, subscribe(stuck), concurrency=2, **seldom):
         await until(lambda: leased(ledger, 10))
         await hold(connection)
         assert len(begun) == 2

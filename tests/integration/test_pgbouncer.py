@@ -79,7 +79,7 @@ async def test_a_pooler_is_found_out_and_a_server_is_not_taken_for_one(
 async def test_a_pooler_that_swallows_settings_is_found_out_too(
     engine_dir: Path, postgres: Postgres
 ) -> None:
-    ignored = "plan_cache_mode,enable_seqscan,jit,search_path"
+    ignored = "plan_cache_mode,enable_seqscan,jit,search_path,default_transaction_isolation"
     with pgbouncer(
         engine_dir / "lenient", postgres.url, ignore_startup_parameters=ignored
     ) as lenient:

@@ -897,6 +897,7 @@ async def test_what_was_leased_ahead_and_finds_no_slot_goes_to_another_worker(
     async with working(database_url, patient, concurrency=8, **times):
         await until(lambda: len(runs) == 308)
         assert (await ledger.statuses())["running"] > 8, "nothing was leased ahead"
+        monkeypatch.undo()  # else it would lease again what it hands back
         async with working(database_url, subscribe(count), **times):
             await until(lambda: _statuses_are(ledger, {"done": 392, "running": 8}))
         may_end.set()

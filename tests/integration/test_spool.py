@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -398,6 +399,28 @@ async def test_an_event_that_comes_while_files_are_removed_is_kept(
         await late
         await until(lambda: "evt_late" in claimed)
         await until(lambda: not spool.events)
+
+
+async def test_a_stop_while_a_file_is_about_to_be_removed_closes_it(tmp_path: Path) -> None:
+    directory = tmp_path / "spool"
+    asked = asyncio.Event()
+
+    async def take(claim: Claim) -> Claimed:
+        def wait_for_stop() -> None:  # the disk is busy, so that the removal has to wait
+            while not all(task.done() for task in spool._tasks):
+                time.sleep(0.01)
+
+        spool._disk.submit(wait_for_stop)
+        asked.set()
+        return Claimed(verdict=Verdict.ACCEPTED)
+
+    async with spooling(directory, take) as spool:
+        await spool.keep(make_claim("evt_1"))
+        [file] = spool._files
+        await asked.wait()
+        await until(lambda: file.is_sealed)
+    assert file._stream.closed
+    assert files(directory) == [".spool"], "the next process claims it again: a duplicate"
 
 
 async def test_a_full_disk_leaves_no_files_and_no_descriptors_behind(
