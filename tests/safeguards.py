@@ -1509,9 +1509,9 @@ SAFEGUARDS: Final = (
     Safeguard(
         "nothing is signed for a stranger, not even in development",
         "gateway/receive/reading.py",
-        "        return self._understand(incoming, None, None, None, now)\n",
-        "        key = self._keyring.at(now).keys[0]\n"
-        "        return self._understand(incoming, key, None, None, now)\n",
+        "            return self._understand(incoming, None, None, None, now)\n",
+        "            key = self._keyring.at(now).keys[0]\n"
+        "            return self._understand(incoming, key, None, None, now)\n",
         "tests/e2e/test_rejected.py::test_in_development_nothing_is_signed_for_a_stranger",
     ),
     Safeguard(

@@ -22,6 +22,8 @@ from tests.safeguards import (
 def test_a_safeguard_is_where_it_is_said_to_be(safeguard: Safeguard) -> None:
     file, text = cut(safeguard)
     assert text != (ROOT / file).read_text(encoding="utf-8")
+    if file.suffix == ".py":
+        ast.parse(text)  # without it, the code is still Python
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda s: s.name)
