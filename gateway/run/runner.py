@@ -266,11 +266,13 @@ class Runner:
             self._intake.room_again()
 
     async def beat(self) -> None:
-        """Send a heartbeat, and stop the runs whose lease was lost."""
+        """Send a heartbeat, and stop the runs whose lease was lost.
+
+        An idle worker sends it, too: other workers remove the row of one that is silent, and
+        without its row later heartbeats keep no lease alive.
+        """
         self._hand_back_late()
         leases = [*(e.lease for e in self._running.values()), *(lease for _, lease in self._ready)]
-        if not leases:
-            return
         held = await renew(self._leases, leases, self._lease, self._worker_id)
         lost = {lease.token for lease in leases} - held
         for _, lease in self._ready:

@@ -558,6 +558,19 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
     assert await ledger.outcomes() == ["done"]
 
 
+async def test_an_idle_worker_whose_sweeps_are_late_is_not_removed(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker would remove its row, and its heartbeats would keep no lease alive."""
+    monkeypatch.setattr("gateway.run.runner.BEATS_PER_LEASE", 1000)
+    seldom = timedelta(minutes=5)
+    async with working(database_url, subscribe(count), lease=seldom, sweep=seldom):
+        await until(lambda: ledger.value("select held_until > now() from gateway.workers"))
+        other = (uuid4(), "host", 1, [], timedelta(0), "0.1.0", False)
+        await ledger.rows(QUERIES["alive"], *other)
+        assert await ledger.value("select count(*) from gateway.workers") == 2
+
+
 async def test_a_lease_whose_answer_was_lost_expires_while_its_worker_lives(
     database_url: str, ledger: Reader
 ) -> None:
