@@ -566,7 +566,7 @@ async def test_an_idle_worker_whose_sweeps_are_late_is_not_removed(
     seldom = timedelta(minutes=5)
     async with working(database_url, subscribe(count), lease=seldom, sweep=seldom):
         await until(lambda: ledger.value("select held_until > now() from gateway.workers"))
-        other = (uuid4(), "host", 1, [], timedelta(0), "0.1.0", False)
+        other: tuple[Any, ...] = (uuid4(), "host", 1, [], timedelta(0), "0.1.0", False)
         await ledger.rows(QUERIES["alive"], *other)
         assert await ledger.value("select count(*) from gateway.workers") == 2
 
