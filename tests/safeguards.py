@@ -868,6 +868,13 @@ SAFEGUARDS: Final = (
         "test_a_delivery_that_loses_its_worker_every_time_is_dead_in_the_end",
     ),
     Safeguard(
+        "a graceful stop counts against no delivery, also if its handler does not stop",
+        "gateway/run/runner.py",
+        "        await asyncio.gather(*(execution.hand_back() for execution in stubborn))\n",
+        "",
+        "tests/integration/test_run.py::test_a_handler_that_ignores_a_graceful_stop_is_handed_back",
+    ),
+    Safeguard(
         "an isolated worker leases nothing ahead of the suspect that it runs",
         "gateway/worker.py",
         "most_ahead=0 if self._is_isolated else settings.concurrency,",

@@ -45,6 +45,9 @@ if TYPE_CHECKING:  # opentelemetry, which is an extra
 STOP_S: Final = 5.0
 """How long a cancelled handler may take to end before its connection is cut."""
 
+HAND_BACK_S: Final = 2.0
+"""How long a worker that stops waits for Postgres before it lets a lease expire."""
+
 RESETTLE_S: Final = 0.5
 AWAY: Final = "Postgres went away"
 MADE_READ_ONLY: Final = (
@@ -107,6 +110,17 @@ class Execution:
         """Cancels the handler: another worker owns the delivery, so this run leaves no trace."""
         self._lease_lost = True
         self.stop("the lease was lost")
+
+    async def hand_back(self) -> None:
+        """Give the delivery back although its handler has not stopped, so that a graceful shutdown
+        is not taken for a lost worker. The fence makes it a no-op if the run was settled."""
+        self._context.db.abandon()
+        because = self._stopped_because or "the worker was shut down"
+        try:
+            async with asyncio.timeout(HAND_BACK_S):
+                await self._settle_apart(_again(Outcome.RELEASED, because, timedelta()))
+        except (LeaseLost, TimeoutError):
+            return
 
     async def run(self) -> None:
         """Runs the handler and settles the delivery; never raises for what the handler did."""

@@ -157,9 +157,11 @@ class Runner:
         for execution in list(self._running.values()):
             execution.stop("the worker was shut down")
         await asyncio.wait({finished}, timeout=STOP_S)
+        stubborn = list(self._running.values())
         for task in (finished, hurried, *self._tasks):
             task.cancel()
         await asyncio.gather(finished, hurried, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*(execution.hand_back() for execution in stubborn))
 
     def hurry(self) -> None:
         """Ends the grace time."""

@@ -646,6 +646,30 @@ async def test_a_lease_that_is_on_its_way_at_a_shutdown_is_handed_back(
     assert await ledger.outcomes() == ["released"]
 
 
+async def test_a_handler_that_ignores_a_graceful_stop_is_handed_back(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not its worker that was lost: a deploy counts against no delivery."""
+    monkeypatch.setattr("gateway.run.runner.STOP_S", 0.1)
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        started.set()
+        while not may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await may_end.wait()
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler), grace=timedelta()):
+        await started.wait()
+    may_end.set()
+    delivery = await ledger.delivery()
+    assert (delivery["status"], delivery["workers_lost"]) == ("pending", 0)
+    assert await ledger.outcomes() == ["released"]
+    assert await ledger.effects() == 0
+
+
 async def test_what_was_replayed_before_the_clock_was_set_back_does_not_wait_for_it(
     database_url: str, ledger: Reader
 ) -> None:
