@@ -100,6 +100,11 @@ class Execution:
     def _make_context(self) -> Context:
         return Context(lease=self.lease, subscription=self.subscription, bench=self._bench)
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the delivery was to be given back before its handler had ended."""
+        return self._stopped_because is not None
+
     def stop(self, because: str) -> None:
         """Cancels the handler and gives the delivery back, without burning an attempt."""
         self._stopped_because = because

@@ -255,7 +255,8 @@ class Runner:
         self._tasks.discard(task)
         if self._running.get(execution.lease.delivery_id) is execution:
             del self._running[execution.lease.delivery_id]
-        self._ended_since += 1
+        if not execution.was_stopped:  # what was handed back says nothing of the pace
+            self._ended_since += 1
         self._release_bytes(execution.lease)
         self._intake.look_again(execution.subscription)
         self._start_ready()
