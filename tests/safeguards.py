@@ -144,6 +144,22 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_processes.py::test_flushall_loses_nothing",
     ),
     Safeguard(
+        "small bodies are leased past large ones that do not fit",
+        "gateway/ledger/sql/leases.sql",
+        "        where $5::bigint <= 0 and not $7::boolean and id = any",
+        "        where false and id = any",
+        "tests/integration/test_leased_bytes.py::"
+        "test_large_bodies_without_room_do_not_hold_up_small_ones[unlimited]",
+    ),
+    Safeguard(
+        "small bodies of a limited handler are leased past large ones that do not fit",
+        "function gateway.lease_limited",
+        "            where large_room <= 0 and not suspects and id = any",
+        "            where false and id = any",
+        "tests/integration/test_leased_bytes.py::"
+        "test_large_bodies_without_room_do_not_hold_up_small_ones[limited]",
+    ),
+    Safeguard(
         "the fence: a settlement needs the token of its lease",
         "function gateway.end_run",
         "    where d.id = delivery_id and d.lease_token = token"

@@ -68,7 +68,8 @@ class ByteRoom:
     """How many bytes of bodies a lease statement may return."""
 
     large: int
-    """Large bodies are leased, oldest first, while those before them are fewer bytes than this."""
+    """Large bodies are leased, oldest first, while those before them are fewer bytes than this.
+    At 0 they are passed over, and small ones behind them are leased."""
     small: int
     """Bodies up to this size are leased in any case."""
 

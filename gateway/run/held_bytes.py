@@ -37,10 +37,12 @@ class HeldBytes:
         """Whether no large body may be leased now."""
         return self.room.large <= 0
 
-    def add(self, lease: Lease) -> None:
-        """Count a delivery that was leased."""
+    def add(self, lease: Lease) -> bool:
+        """Count a delivery that was leased; return whether that has used up the room."""
+        was_full = self.is_full
         if lease.body_bytes > self._small:
             self._held[lease.token] = lease.body_bytes
+        return self.is_full and not was_full
 
     def remove(self, lease: Lease) -> bool:
         """Forget a delivery whose body is freed; return whether there is room again."""

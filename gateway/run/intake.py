@@ -75,8 +75,13 @@ class Intake:
         self._scan_at = 0.0
         self._limited.look_at_all()
 
-    def room_again(self) -> None:
-        """Make the next take read the ledger: large bodies may have waited for bytes."""
+    def byte_room_changed(self) -> None:
+        """Make the next take read the ledger.
+
+        If there is room for large bodies again, the oldest may have waited for it. If there is none
+        any more, a lease statement may have come back short, and the next one finds the small
+        bodies that are due behind large ones.
+        """
         self._is_behind = True
         self.scan_now()
 

@@ -199,7 +199,8 @@ class Runner:
 
     async def _accept(self, leases: list[Lease], asked_at: float) -> None:
         for lease in leases:
-            self._held.add(lease)
+            if self._held.add(lease):
+                self._intake.byte_room_changed()
         if time.monotonic() - asked_at > LONGEST_AHEAD_S:
             asked_at = time.monotonic()
             leases = await self._without_paused(leases)
@@ -266,7 +267,7 @@ class Runner:
 
     def _release_bytes(self, lease: Lease) -> None:
         if self._held.remove(lease):
-            self._intake.room_again()
+            self._intake.byte_room_changed()
 
     async def beat(self) -> None:
         """Send a heartbeat, and stop the runs whose lease was lost.

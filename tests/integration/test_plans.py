@@ -162,6 +162,7 @@ RUNNING: Final = list(range(RUNNING_FROM, RUNNING_FROM + BATCH))
 TOKENS: Final = [UUID(int=n) for n in RUNNING]
 WORKER: Final = UUID(int=7)
 BYTES: Final = (32 * 1024**2, 64 * 1024)
+NO_LARGE: Final = (0, 64 * 1024)
 HANDLERS: Final = (["stripe", "github", "rare"], ["handlers.h1", "handlers.h2", "handlers.h0"])
 KEPT: Final = (["stripe", "github", "rare"], [35 * DAY] * 3, [14 * DAY] * 3)
 TURNS: Final = (
@@ -334,11 +335,26 @@ CASES: Final = [
     Case(query="end_windows", arguments=over_windows(), rows=BATCH),
     Case(query="lease_hinted", arguments=(PENDING, *HANDLERS, DAY, *BYTES), rows=BATCH),
     Case(query="lease_due", arguments=(*HANDLERS, BATCH, DAY, *BYTES, False), rows=BATCH),
+    Case(
+        query="lease_due",
+        arguments=(*HANDLERS, BATCH, DAY, *NO_LARGE, False),
+        by="small",
+        rows=EVENTS - PENDING_FROM,
+    ),
     Case(query="find_suspects", arguments=HANDLERS),
     Case(
         query="lease_limited",
         arguments=("stripe", "handlers.h1", BATCH, timedelta(minutes=1), BATCH, DAY, *BYTES, False),
         rows=BATCH,
+    ),
+    Case(
+        query="lease_limited",
+        arguments=(
+            *("stripe", "handlers.h1", BATCH, timedelta(minutes=1), BATCH, DAY),
+            *(*NO_LARGE, False),
+        ),
+        by="small",
+        rows=EVENTS - PENDING_FROM,
     ),
     Case(query="read_leased", arguments=(RUNNING, TOKENS), rows=BATCH),
     Case(query="next_place", arguments=("stripe", "handlers.h1"), rows=100),

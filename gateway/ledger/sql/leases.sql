@@ -46,37 +46,72 @@ join sized s using (id)
 order by l.id;
 
 -- name: lease_due
--- Due deliveries, oldest first: suspects only, or none of them (deliveries_due, deliveries_suspect).
+-- Due deliveries, oldest first: suspects only, or none of them (deliveries_due, deliveries_suspect). If there is no room
+-- for a large body, the oldest small ones among the first 1,000 of each handler.
 with mine as materialized (  -- what is paused is not even locked
     select * from unnest($1::text[], $2::text[]) as m (route, handler)
     where not exists (
         select from gateway.pauses p where p.route = m.route and p.handler in (m.handler, ''))
-), due as (
-    select d.id, d.due_at, mine.route, d.event_id
+), small_ids as materialized (  -- not locked: large ones are other workers' to lease
+    select d.id
     from mine
-    cross join lateral (  -- one of the two branches, by a one-time filter: each has its own index
-        select * from (
-            select id, due_at, event_id
-            from gateway.deliveries
-            where not $7::boolean and route = mine.route and handler = mine.handler
-              and status = 'pending' and workers_lost < 2 and due_at <= now()
-            order by due_at, id
-            limit $3
-            for update skip locked
-        ) fresh
-        union all
-        select * from (
-            select id, due_at, event_id
-            from gateway.deliveries
-            where $7::boolean and route = mine.route and handler = mine.handler
-              and status = 'pending' and workers_lost >= 2 and due_at <= now()
-            order by due_at, id
-            limit $3
-            for update skip locked
-        ) suspect
+    cross join lateral (
+        select id, event_id
+        from gateway.deliveries
+        where route = mine.route and handler = mine.handler
+          and status = 'pending' and workers_lost < 2 and due_at <= now()
+        order by due_at, id
+        limit 1000
     ) d
-    order by d.due_at, d.id
-    limit $3
+    cross join lateral (
+        select payload_id, payload_until from gateway.processed_events
+        where route = mine.route and event_id = d.event_id
+        limit 1
+    ) e
+    left join lateral (
+        select octet_length(body) as bytes from gateway.payloads
+        where id = e.payload_id and until = e.payload_until
+        limit 1
+    ) p on true
+    where $5::bigint <= 0 and not $7::boolean and coalesce(p.bytes, 0) <= $6::integer
+), due as (
+    select * from (
+        select id, due_at, route, event_id
+        from gateway.deliveries
+        where $5::bigint <= 0 and not $7::boolean and id = any (array (select id from small_ids))
+          and status || '' = 'pending' and workers_lost < 2 and due_at <= now()  -- as in lease_hinted
+        order by due_at, id
+        limit $3
+        for update skip locked
+    ) small
+    union all
+    select * from (
+        select d.id, d.due_at, mine.route, d.event_id
+        from mine
+        cross join lateral (  -- one of the two branches, by a one-time filter: each has its own index
+            select * from (
+                select id, due_at, event_id
+                from gateway.deliveries
+                where $5::bigint > 0 and not $7::boolean and route = mine.route and handler = mine.handler
+                  and status = 'pending' and workers_lost < 2 and due_at <= now()
+                order by due_at, id
+                limit $3
+                for update skip locked
+            ) fresh
+            union all
+            select * from (
+                select id, due_at, event_id
+                from gateway.deliveries
+                where $7::boolean and route = mine.route and handler = mine.handler
+                  and status = 'pending' and workers_lost >= 2 and due_at <= now()
+                order by due_at, id
+                limit $3
+                for update skip locked
+            ) suspect
+        ) d
+        order by d.due_at, d.id
+        limit $3
+    ) oldest
 ), sized as materialized (  -- octet_length of a bytea reads its header only: no body is fetched here
     select due.id, due.due_at, e.event_id, e.type, e.route, e.provider, e.account, e.livemode, e.occurred_at,
            e.received_at, e.trace, p.headers, p.body, p.key_id, coalesce(octet_length(p.body), 0) as bytes
