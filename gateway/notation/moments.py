@@ -96,7 +96,7 @@ def _time(value: object) -> datetime:
 
 
 UtcTime = Annotated[AwareDatetime, AfterValidator(to_utc)]
-"""A time in somebody else's JSON, in UTC and within the range."""
+"""A time in a JSON document from outside, in UTC and within the range."""
 Time = Annotated[
     datetime,
     BeforeValidator(_time),

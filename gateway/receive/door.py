@@ -189,7 +189,7 @@ class Door(ABC):
 
     def _shed(self, scope: Scope, overloaded: Overloaded) -> None:
         """Count and log a request that is answered 503 because of overload. If its sender never
-        retries, the event is lost unless somebody redelivers it: its head is kept, too."""
+        retries, the event is lost until it is redelivered: its head is kept, too."""
         self._count(overloaded.code)
         self._shed_count.inc()
         self._complain("request_shed", reason=overloaded.reason, sender_retries=self._retries)

@@ -247,12 +247,12 @@ class Endpoint(Door):
         scope: Scope,
         incoming: Incoming,
     ) -> None:
-        """Keep the rejected items of a batch, before its answer tells the sender to forget them."""
+        """Keep the rejected items of a batch before it is answered, since it is not sent again."""
         items = [] if self._provider.split is None else self._provider.split(incoming)
         requests = []
         for n, rejection in rejected.items():
             verified_by = getattr(read[n], "verified_by", None)
-            if verified_by is None:  # in development: nothing is kept that nobody has signed
+            if verified_by is None:  # in development: an unverified item is not kept
                 raise rejection
             body = self._route.redacted(items[n].headers, items[n].body)
             request = self._turned_away(rejection, scope, items[n].headers, body)

@@ -102,7 +102,7 @@ class Reading:
         try:
             return self._claim(item, verified_by, signed_at_s, now)
         except BadPayload as rejection:
-            if verified_by is None:  # in development: nothing is kept that nobody has signed
+            if verified_by is None:  # in development: an unverified item is not kept
                 raise
             return RejectedItem(self._discreet(rejection), verified_by)
 
