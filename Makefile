@@ -16,8 +16,8 @@ test: $(READY) ## the whole suite on real engines
 tools: ## install the programs that the suite runs beside the gateway: a browser, proxies, PgBouncer, ...
 	@$(PYTHON) -m tests.tools
 
-soak: $(READY) ## every integration and e2e file 30 times, a third of them beside a CPU hog; resumes (RUNS=, FILES=)
-	@$(BIN)/python -m tests.soak $(if $(RUNS),--runs $(RUNS)) $(FILES)
+soak: $(READY) ## every integration and e2e file 30 times, a third of them beside a CPU hog; resumes (RUNS=, JOBS=, FILES=)
+	@$(BIN)/python -m tests.soak $(if $(RUNS),--runs $(RUNS)) $(if $(JOBS),--jobs $(JOBS)) $(FILES)
 
 check: $(READY) ## format, lint, types, the direction of imports, and known vulnerabilities
 	@$(BIN)/ruff format --check .

@@ -49,9 +49,10 @@ grant select on gateway.handlers, gateway.pauses, gateway.workers to gateway_ser
 grant select, insert on gateway.refusals to gateway_serve;
 grant select on gateway.reconciliations to gateway_serve;  -- for /metrics, as the next
 grant select (route, status, closed_at) on gateway.gaps to gateway_serve;
+grant select (delivery_id, status, error, unknown_at) on gateway.effects to gateway_serve;
 -- What is refused it writes down and trims, and cannot read again.
-grant insert, delete, select (id, route, at, code, cause, sender, size, digest, verified_by, released_at)
-    on gateway.rejected to gateway_serve;
+grant insert, delete, select (id, route, at, code, cause, sender, size, digest, verified_by, copies, released_at),
+    update (copies) on gateway.rejected to gateway_serve;
 grant select, insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.secret_uses, gateway.reloads
     to gateway_serve;
 grant select, insert, update on gateway.totals, gateway.alerts to gateway_serve;
@@ -71,7 +72,7 @@ grant select, insert, delete, update (id) on gateway.audit to gateway_worker;
 grant select, delete on gateway.bulk_orders to gateway_worker;
 grant select, insert, update, delete on gateway.reconciliations, gateway.gaps to gateway_worker;
 grant select, delete on gateway.refusals to gateway_worker;
-grant delete, select (id, at, verified_by, released_at) on gateway.rejected to gateway_worker;
+grant delete, select (id, at, code, verified_by, released_at) on gateway.rejected to gateway_worker;
 grant select, insert, update, delete on gateway.tallies, gateway.tally_hours, gateway.causes to gateway_worker;
 grant select, insert, update on gateway.totals, gateway.alerts to gateway_worker;
 grant select, insert, update, delete on gateway.alert_messages to gateway_worker;
@@ -103,11 +104,11 @@ grant select (
     route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
     replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, key_id, trace
 ) on gateway.events to gateway_readonly;
-grant select (delivery_id, name, status, calls, begun_at, finished_at, key_id) on gateway.effects to gateway_readonly;
+grant select (delivery_id, name, status, calls, error, begun_at, unknown_at, finished_at, key_id) on gateway.effects to gateway_readonly;
 grant select (delivery_id, number, started_at, finished_at, outcome, error, key_id, until) on gateway.attempts to gateway_readonly;
 grant select (
     id, route, at, code, cause, detail, shadow, method, path, address, sender, body_bytes, digest, key_id, size,
-    verified_by, released_at, released_as
+    verified_by, copies, released_at, released_as
 ) on gateway.rejected to gateway_readonly;
 grant select on
     gateway.deliveries, gateway.workers, gateway.handlers, gateway.places, gateway.once_keys,

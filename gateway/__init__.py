@@ -29,5 +29,8 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)
 
+    def __dir__() -> list[str]:
+        return sorted(__all__)
+
 
 __all__ = ["Context", "Defer", "Event", "NotSent", "Reject", "Retry", "handler", "resource"]

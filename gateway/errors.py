@@ -4,6 +4,7 @@ GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the sender is wrong; carries `status` and `code`; nothing was stored
 │   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed · Duplicate · NotFromHere
+│   │   └── TokenMissing
 │   ├── BadPayload · BadJob · TooLarge · BodyTimeout · TooMany · Overloaded
 │   └── UnsupportedEncoding · UnsupportedCoding
 ├── StorageUnavailable   ours to fix; the sender is told to come back
@@ -64,8 +65,9 @@ class RequestRejected(GatewayError):
 
     status: ClassVar[int]
     code: ClassVar[str]
-    is_verified: ClassVar[bool] = False
-    """Whether only a sender that we know can have caused it; else it counts against its address."""
+    counts_against_address: ClassVar[bool] = True
+    """Whether the limit of refused requests counts it. Not if only a verified sender can have
+    caused it."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -93,12 +95,18 @@ class Unauthorized(RequestRejected):
     code = "UNAUTHORIZED"
 
 
+class TokenMissing(Unauthorized):
+    """No Authorization header at all, so no guess at a token: a browser, or a health check."""
+
+    counts_against_address = False
+
+
 class Replayed(RequestRejected):
     """The same signed bytes under a fresh delivery id."""
 
     status = 403
     code = "REPLAYED"
-    is_verified = True
+    counts_against_address = False
 
 
 class Duplicate(RequestRejected):
@@ -106,7 +114,7 @@ class Duplicate(RequestRejected):
 
     status = 200
     code = "DUPLICATE"
-    is_verified = True
+    counts_against_address = False
 
 
 class BadPayload(RequestRejected):
@@ -114,7 +122,7 @@ class BadPayload(RequestRejected):
 
     status = 400
     code = "BAD_PAYLOAD"
-    is_verified = True
+    counts_against_address = False
 
 
 class BadJob(RequestRejected):
@@ -122,7 +130,7 @@ class BadJob(RequestRejected):
 
     status = 400
     code = "BAD_REQUEST"
-    is_verified = True
+    counts_against_address = False
 
 
 class TooLarge(RequestRejected):
@@ -165,7 +173,7 @@ class TooMany(RequestRejected):
 
     status = 429
     code = "RATE_LIMITED"
-    is_verified = True
+    counts_against_address = False
 
     def __init__(self, reason: str, *, wait_s: float) -> None:
         self.wait_s = wait_s
@@ -291,7 +299,7 @@ class Reject(HandlerSignal):
 
 
 class NotSent(GatewayError):
-    """Raised by what `ctx.once` calls: the effect certainly did not happen, and may be tried again.
+    """Raise it in a function that `ctx.once` calls if the effect certainly was not done.
 
-    The delivery fails with it and is retried by its policy.
+    The delivery fails and is retried by its policy, and the retry makes the call again.
     """

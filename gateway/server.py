@@ -238,7 +238,8 @@ def make_recorder(project: Project) -> Recorder:
     tokens = (settings.admin_token, settings.metrics_token, settings.read_token)
     secrets += [token.get_secret_value().encode() for token in tokens if token is not None]
     examiner = Examiner(project.config.routes, project.secrets, public_url(project))
-    scrubber = Scrubber(secrets, examiner.token_headers)
+    read = frozenset().union(*(route.provider.headers for route in project.config.routes))
+    scrubber = Scrubber(secrets, examiner.token_headers, read)
     return Recorder(examiner, scrubber, vault_of(project.config, project.ring))
 
 

@@ -29,6 +29,11 @@ SECOND: Final = timedelta(seconds=1)
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 
+SQLALCHEMY_DRIVERS: Final = frozenset(
+    {"asyncpg", "pg8000", "psycopg", "psycopg_async", "psycopg2", "psycopg2cffi"}
+)
+"""https://docs.sqlalchemy.org/en/20/dialects/postgresql.html"""
+
 
 def _schemes(*schemes: str) -> AfterValidator:
     def check(url: SecretStr) -> SecretStr:
@@ -61,7 +66,16 @@ def _check_scheme(url: str, schemes: Sequence[str]) -> None:
     scheme, _, rest = url.partition("://")
     if scheme not in schemes or not rest:
         allowed = " or ".join(f"{scheme}://..." for scheme in schemes)
-        raise Unexpected(found=HIDDEN, expected=f"a URL: {allowed}")
+        raise Unexpected(found=HIDDEN, expected=f"a URL: {allowed}{_driver_hint(scheme, schemes)}")
+
+
+def _driver_hint(scheme: str, schemes: Sequence[str]) -> str:
+    """Return a hint for a URL of SQLAlchemy, or an empty text. What is no known driver may be a
+    part of a password, and is not shown."""
+    dialect, _, driver = scheme.partition("+")
+    if dialect not in schemes or driver not in SQLALCHEMY_DRIVERS:
+        return ""
+    return f" (without the driver that SQLAlchemy names: {dialect}://..., not {scheme}://...)"
 
 
 def _is_readable(url: str) -> bool:

@@ -186,11 +186,27 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "SQL that would end a handler's transaction is not sent",
-        "gateway/run/context.py",
-        "        check_statement(query)\n",
+        "gateway/run/transaction.py",
+        '        check_statement(query, standard_strings=strings == "on")\n',
         "",
         "tests/integration/test_own_transaction.py"
         "::test_a_statement_that_ends_the_transaction_is_refused[commit-raises]",
+    ),
+    Safeguard(
+        "SQL is read with the string constants that the session has",
+        "gateway/run/transaction.py",
+        'check_statement(query, standard_strings=strings == "on")',
+        "check_statement(query)",
+        "tests/integration/test_own_transaction.py"
+        "::test_a_commit_behind_an_escaped_quote_is_refused_as_the_session_reads_it",
+    ),
+    Safeguard(
+        "a string constant that continues on the next line keeps its escapes",
+        "gateway/run/statements.py",
+        "[eE]{ESCAPED}{CONTINUED}",
+        "[eE]{ESCAPED}",
+        "tests/integration/test_statements_in_postgres.py"
+        "::test_a_text_is_refused_if_and_only_if_postgres_would_end_the_transaction",
     ),
     Safeguard(
         "a run is settled only in the transaction that began with its lease",
@@ -229,7 +245,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a key is marked as done by the gateway, whichever role its handler took",
         "gateway/run/execution.py",
-        "                    await self._context.db.take_own_role()\n",
+        "                    await self._transaction.take_own_role()\n",
         "",
         "tests/integration/test_session_state.py"
         "::test_a_handler_that_acts_once_per_key_may_take_a_role",
@@ -511,7 +527,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a handler whose server takes no writes any more burns no attempt",
         "gateway/run/execution.py",
-        "            self._context.db.give_up()\n            return True\n",
+        "            self._transaction.give_up()\n            return True\n",
         "            return False\n",
         "tests/integration/test_run.py::"
         "test_a_server_that_takes_no_writes_any_more_burns_no_attempt",
@@ -621,9 +637,46 @@ SAFEGUARDS: Final = (
         "test_an_identical_body_is_a_duplicate_in_its_window_and_an_event_after_it",
     ),
     Safeguard(
+        "a duplicate is kept before it is acknowledged",
+        "gateway/receive/endpoint.py",
+        "await self._keep_durably(self._remembering.keep_duplicates, repeated)",
+        "any(map(self._remembering.keep, repeated))",
+        "tests/e2e/test_repeats.py::test_a_duplicate_is_not_acknowledged_before_it_is_kept",
+    ),
+    Safeguard(
+        "identical duplicates are counted in their row",
+        "gateway/ledger/sql/rejected.sql",
+        "copies = kept.copies + excluded.copies",
+        "copies = kept.copies",
+        "tests/e2e/test_repeats.py::"
+        "test_identical_bodies_that_come_at_once_are_one_row_with_their_number",
+    ),
+    Safeguard(
+        "a duplicate is kept with the secret under which it was verified",
+        "gateway/receive/endpoint.py",
+        "repeated.append(request._replace(verified_by=claim.verified_by))",
+        "repeated.append(request)",
+        "tests/e2e/test_repeats.py::test_a_duplicate_of_a_token_sender_can_be_released",
+    ),
+    Safeguard(
+        "duplicates that give way to others are counted",
+        "gateway/ledger/sql/rejected.sql",
+        "from trimmed where code = 'DUPLICATE'",
+        "from trimmed where false and code = 'DUPLICATE'",
+        "tests/integration/test_rejected.py::test_duplicates_that_give_way_to_others_are_counted",
+    ),
+    Safeguard(
+        "an item or a duplicate that is not sent again waits for Postgres",
+        "gateway/receive/refused.py",
+        "self._later.append(request)",
+        "self.keep(request)",
+        "tests/e2e/test_batches.py::"
+        "test_an_item_of_a_sender_that_never_retries_waits_until_it_is_written",
+    ),
+    Safeguard(
         "an identical body that was acknowledged from the spool is kept for people",
         "gateway/spool/spool.py",
-        "self.on_duplicate(kept.claim, answer.first_event_id)",
+        "await self.on_duplicate(claim, first)",
         "pass",
         "tests/e2e/test_spool.py::"
         "test_a_body_that_was_spooled_twice_is_one_event_and_one_to_release",
@@ -699,11 +752,63 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a call is on record before it is made",
         "gateway/run/effects.py",
-        "            result = await self._call(name, call)\n",
+        "            result = await self._call(name, call, not_done)\n",
         "            await release_effect(self._ledger, self._lease, name)\n"
-        "            result = await self._call(name, call)\n"
+        "            result = await self._call(name, call, not_done)\n"
         "            await begin_effect(self._ledger, self._lease, name, again=True)\n",
         "tests/integration/test_once.py::test_skip_never_calls_a_second_time_through_a_time_out",
+    ),
+    Safeguard(
+        "an answer proves that a call was not done only if it was its only request",
+        "gateway/run/outcome.py",
+        "        proven = made.count == 1 and _is_refused(error)\n",
+        "        proven = _is_refused(error)\n",
+        "tests/unit/test_outcome.py::test_of_two_requests_the_second_one_proves_nothing",
+    ),
+    Safeguard(
+        "a failed connection proves that a call was not done only if nothing else was sent",
+        "gateway/run/outcome.py",
+        "        proven = made.count == 0\n",
+        "        proven = True\n",
+        "tests/unit/test_outcome.py::test_a_redirect_was_a_request",
+    ),
+    Safeguard(
+        "a refusal does not undo an earlier call that ended unknown",
+        "gateway/ledger/sql/effects.sql",
+        " and status = 'begun' and calls = 1;",
+        " and status = 'begun';",
+        "tests/integration/test_effects.py::"
+        "test_a_refusal_after_a_call_that_ended_unknown_proves_nothing",
+    ),
+    Safeguard(
+        "an effect that a run goes on without is listed",
+        "gateway/ledger/sql/effects.sql",
+        "        status = case when $4 then 'begun' else 'unknown' end,\n",
+        "        status = 'begun',\n",
+        "tests/integration/test_effects.py::test_receipts_survive_an_outage_of_the_mail_api",
+    ),
+    Safeguard(
+        "an effect whose error the handler caught is listed",
+        "gateway/run/execution.py",
+        "            await finish_effects(self._context)\n",
+        "            pass\n",
+        "tests/integration/test_once.py::"
+        "test_a_run_that_catches_the_error_and_completes_leaves_the_effect_unknown",
+    ),
+    Safeguard(
+        "a retry of effects forgets those of unknown outcome only",
+        "gateway/ledger/sql/effects.sql",
+        "    where e.delivery_id = k.delivery_id and e.name = k.name and e.status = 'unknown'\n",
+        "    where e.delivery_id = k.delivery_id\n",
+        "tests/integration/test_effects.py::test_a_retry_makes_only_the_unknown_effect_again",
+    ),
+    Safeguard(
+        "a replay never makes an effect again that was done",
+        "gateway/ledger/sql/bulk.sql",
+        "    where $6 and e.delivery_id = r.id and e.status <> 'done'\n",
+        "    where $6 and e.delivery_id = r.id\n",
+        "tests/integration/test_effects.py::"
+        "test_a_replay_of_dead_letters_keeps_or_retries_effects_of_unknown_outcome",
     ),
     Safeguard(
         "a call needs the token of its lease",
@@ -715,7 +820,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a key that was done is kept in the handler's own transaction",
         "gateway/run/execution.py",
-        "self._once_per.keep(self._context.db.run_own)",
+        "self._once_per.keep(self._transaction.run_own)",
         "self._once_per.keep(self._bench.ledger.fetchrow)",
         "tests/integration/test_flow_faults.py::"
         "test_a_key_is_not_done_where_the_commit_of_its_run_failed",
@@ -723,7 +828,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a job is published in the handler's own transaction",
         "gateway/run/context.py",
-        'await self.db.run_own(QUERIES["publish"]',
+        'await self._transaction.run_own(QUERIES["publish"]',
         'await self._bench.ledger.fetchrow(QUERIES["publish"]',
         "tests/integration/test_publish.py::test_a_job_is_rolled_back_with_its_handler",
     ),
@@ -1092,21 +1197,22 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a batch is acknowledged once its bad item is kept",
         "gateway/receive/endpoint.py",
-        "            await self._keep_durably(requests)\n",
+        "            await self._keep_durably(self._remembering.keep_items, requests)\n",
         "            [self._remembering.keep(request) for request in requests]\n",
         "tests/e2e/test_batches.py::test_a_batch_is_not_acknowledged_before_its_bad_item_is_kept",
     ),
     Safeguard(
         "the retry of a batch keeps no item twice",
         "gateway/ledger/sql/rejected.sql",
-        "    on conflict (route, digest) where verified_by is not null do nothing\n",
-        "",
+        "    on conflict (route, digest, (code = 'DUPLICATE')) where verified_by is not null"
+        " and released_at is null\n",
+        "    on conflict (id)\n",
         "tests/e2e/test_batches.py::test_concurrent_copies_of_a_batch_keep_one_item",
     ),
     Safeguard(
         "kept items give way to no rejected request",
         "gateway/ledger/sql/rejected.sql",
-        " and (verified_by is null or released_at is not null)\n    window",
+        " and (verified_by is null or released_at is not null or code = 'DUPLICATE')\n    window",
         "\n    window",
         "tests/integration/test_rejected.py::test_items_that_wait_are_neither_trimmed_nor_forgotten",
     ),
@@ -1184,6 +1290,34 @@ SAFEGUARDS: Final = (
         "    if True:\n",
         "tests/e2e/test_guessing.py::"
         "test_a_known_holder_is_not_locked_out_by_guesses_from_the_same_address",
+    ),
+    Safeguard(
+        "a request without any token is no guess",
+        "gateway/receive/guard.py",
+        "            guessed = () if authorization is None else accepted\n",
+        "            guessed = accepted\n",
+        "tests/e2e/test_guessing.py::test_a_request_without_any_token_is_no_guess",
+    ),
+    Safeguard(
+        "a malformed Authorization header is a guess",
+        "gateway/receive/guard.py",
+        "            guessed = () if authorization is None else accepted\n",
+        '            guessed = accepted if " " in (authorization or "") else ()\n',
+        "tests/e2e/test_guessing.py::test_a_malformed_authorization_header_is_a_guess",
+    ),
+    Safeguard(
+        "a request to a queue without any token is no guess",
+        "gateway/receive/door.py",
+        '    if "authorization" in headers:\n',
+        "    if True:\n",
+        "tests/e2e/test_guessing.py::test_a_request_without_any_token_is_no_guess",
+    ),
+    Safeguard(
+        "a login without any token is no guess",
+        "gateway/console/entrance.py",
+        "            if token:  # a form without one is no guess\n",
+        "            if True:\n",
+        "tests/e2e/test_guessing.py::test_a_login_without_any_token_is_no_guess",
     ),
     Safeguard(
         "the token of a route is limited apart from signatures",
@@ -1501,7 +1635,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "credentials of refused requests are not kept",
         "gateway/receive/scrubbing.py",
-        "        if name in self._headers or is_credential(name) or self._has_secret(value):\n",
+        "        if is_secret or self._has_secret(value):\n",
         "        if False:\n",
         "tests/integration/test_rejected.py::test_credentials_are_not_kept",
     ),
@@ -1904,6 +2038,20 @@ SAFEGUARDS: Final = (
         "    more = len(text) - LONGEST_TEXT\n",
         "    more = 0\n",
         "tests/unit/test_console.py::test_no_single_value_makes_a_tree_that_is_too_large",
+    ),
+    Safeguard(
+        "a replay by event id leaves handlers alone that are done if another one is dead",
+        "gateway/cli/targets.py",
+        "            if has_dead and delivery",
+        "            if False and delivery",
+        "tests/e2e/test_cli.py::test_replay_takes_an_event_id",
+    ),
+    Safeguard(
+        "a webhook to / is kept as a rejected request, though / leads to the console",
+        "gateway/console/site.py",
+        '_ReadingRoute("/", _to_front)',
+        'Route("/", _to_front)',
+        "tests/e2e/test_console_first_run.py::test_the_root_leads_to_the_console",
     ),
     Safeguard(
         "a pasted curl command names no file of who pastes it",

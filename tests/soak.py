@@ -7,13 +7,17 @@ so it can be stopped and started again at any time. A line belongs to the code t
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +81,7 @@ def hog(wanted: bool) -> Iterator[None]:
         return
     program = find("stress-ng") or sys.exit("stress-ng is not installed: make tools")
     process = subprocess.Popen(
-        [program, "--cpu", str(HOGS), "--timeout", str(LONGEST_S)],
+        [program, "--cpu", str(HOGS), "--timeout", "0"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -92,20 +96,19 @@ def run(file: str, number: int, records: Path, commit: str, options: Sequence[st
     """Run one file and put it on record."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, file]
     began = time.monotonic()
-    with hog(has_hog(number)):
-        try:
-            ended = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "CI": "true"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=LONGEST_S,
-                check=False,
-            )
-            code, output = ended.returncode, ended.stdout
-        except subprocess.TimeoutExpired as error:
-            code, output = -1, error.stdout or b""
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "CI": "true"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LONGEST_S,
+            check=False,
+        )
+        code, output = ended.returncode, ended.stdout
+    except subprocess.TimeoutExpired as error:
+        code, output = -1, error.stdout or b""
     made = Run(
         file=file,
         number=number,
@@ -158,6 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("files", nargs="*", help="test files; all of integration and e2e if none")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each file")
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time, beside one hog")
     parser.add_argument("--seconds", type=float, help="begin no run after this time")
     parser.add_argument("--since", help="a commit: ignore the runs of code before it")
     parser.add_argument("--records", type=Path, default=RECORDS, help="where runs are kept")
@@ -168,17 +172,28 @@ def main() -> int:
     if asked.since:
         newer = set(_git("rev-list", f"{asked.since}^..HEAD").split())
         done = [run for run in done if run.commit in newer]
-    files, began, failed = _files(asked.files), time.monotonic(), 0
-    for file, number in () if asked.summary else plan(files, asked.runs, done):
-        if asked.seconds and time.monotonic() - began > asked.seconds:
-            break
-        made = run(file, number, asked.records, commit, asked.option)
-        done.append(made)
-        failed += not made.is_ok
+    files, failed = _files(asked.files), 0
+    deadline = time.monotonic() + asked.seconds if asked.seconds else math.inf
+
+    def try_one(left: tuple[str, int]) -> Run | None:
+        if time.monotonic() > deadline:
+            return None
+        made = run(*left, asked.records, commit, asked.option)
         verdict = "ok" if made.is_ok else f"FAILED (exit {made.exit_code})"
         beside = " beside a hog" if made.hog else ""
-        sys.stdout.write(f"{made.at} {file} run {number}{beside}: {verdict}, {made.seconds} s\n")
+        sys.stdout.write(
+            f"{made.at} {made.file} run {made.number}{beside}: {verdict}, {made.seconds} s\n"
+        )
         sys.stdout.flush()
+        return made
+
+    left = () if asked.summary else plan(files, asked.runs, done)
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for number, together in groupby(list(left), key=itemgetter(1)):
+            with hog(has_hog(number)):
+                ended = [made for made in pool.map(try_one, together) if made is not None]
+            done += ended
+            failed += sum(not made.is_ok for made in ended)
     sys.stdout.write(summarize([made for made in done if made.file in files]))
     return int(failed > 0)
 

@@ -17,6 +17,14 @@ TEST_TEXT: Final = "This is a test: alerts of the webhook gateway arrive here."
 BREAK_MENTION: Final = "\u200b"
 """Without width: keeps @channel from calling everybody, also where no markup is needed for that."""
 
+STANDING: Final = {Kind.DEAD: "dead letter", Kind.EFFECTS: "unknown effect"}
+"""What stands until a person does something about it."""
+OVER: Final = {
+    Kind.DEAD: "no dead letters are left",
+    Kind.BACKLOG: "nothing is overdue",
+    Kind.EFFECTS: "no effects of unknown outcome are left",
+}
+
 Message = dict[str, Any]
 
 
@@ -84,13 +92,12 @@ def one_line(text: str) -> str:
 def _headline(alert: Alert, news: News, details: Details | None) -> str:
     where = f"{one_line(alert.handler)} on route {one_line(alert.route)}"
     if details is None:
-        what = "no dead letters are left" if alert.kind is Kind.DEAD else "nothing is overdue"
-        return f"Recovered: {what} of {where}. It began {_time(alert.raised_at)}."
+        return f"Recovered: {OVER[alert.kind]} of {where}. It began {_time(alert.raised_at)}."
     still = "Still: " if news is News.REPEATED else ""
-    if alert.kind is Kind.DEAD:
+    if alert.kind in STANDING:
         more = f", {details.untold:,} of them new" if news is News.REPEATED else ""
-        letters = _count(details.count, "dead letter")
-        return f"{still}{letters} of {where} since {_time(details.since)}{more}."
+        counted = _count(details.count, STANDING[alert.kind])
+        return f"{still}{counted} of {where} since {_time(details.since)}{more}."
     waiting = f"{_count(details.count, 'delivery')} due, the oldest since {_time(details.since)}"
     if details.pause is not None:
         why = f": {one_line(details.pause.reason)}" if details.pause.reason else ""
@@ -111,7 +118,8 @@ def _command(alert: Alert, details: Details | None) -> str | None:
         return shlex.join(["gateway", "resume", *named])
     since = details.since.astimezone(UTC).strftime("%Y-%m-%dT%H:%MZ")
     given = ["--route", alert.route, "--handler", alert.handler, "--since", since]
-    return shlex.join(["gateway", "dead", *given])
+    listing = "effects" if alert.kind is Kind.EFFECTS else "dead"
+    return shlex.join(["gateway", listing, *given])
 
 
 def _count(count: int, noun: str) -> str:

@@ -33,6 +33,7 @@ from gateway.ledger.alerts import (
     load_alerts,
     look_backlog,
     look_dead,
+    look_effects,
     start_look,
 )
 from gateway.ledger.connection import (
@@ -58,7 +59,7 @@ log = structlog.get_logger("gateway.alerts")
 
 
 class Teller:
-    """Tells people of dead letters and of a backlog, once for all workers."""
+    """Report dead letters, a backlog and effects of unknown outcome, once for all workers."""
 
     def __init__(
         self, ledger: Pool, *, alerts: Alerts, destinations: AlertDestinations, every: timedelta
@@ -138,12 +139,19 @@ class Teller:
             found += await look_dead(connection, enough=self._alerts.dead, until=until)
         if self._alerts.backlog:
             found += await look_backlog(connection, due_before=at - self._alerts.backlog)
+        if self._alerts.effects:
+            until = at - COMMITTING
+            found += await look_effects(connection, enough=self._alerts.effects, until=until)
         return found
 
     def _judge(
         self, alert: Alert | None, finding: Finding | None, key: Key, at: datetime
     ) -> Decision | None:
-        is_on = self._alerts.dead if key[0] is Kind.DEAD else self._alerts.backlog
+        is_on = {
+            Kind.DEAD: self._alerts.dead,
+            Kind.BACKLOG: self._alerts.backlog,
+            Kind.EFFECTS: self._alerts.effects,
+        }[key[0]]
         return judge(
             alert,
             finding,

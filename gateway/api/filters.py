@@ -22,5 +22,5 @@ class FilterParams(Params):
 
     @property
     def filter(self) -> Filter:
-        names = FilterParams.model_fields.keys() | {"error", "cause"}
+        names = FilterParams.model_fields.keys() | {"error", "cause", "effect"}
         return Filter(**{n: v for n, v in self if n in names})

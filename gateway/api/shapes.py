@@ -65,12 +65,43 @@ class Effect(TypedDict):
     delivery_id: int
     name: str
     status: str
+    """begun, unknown (a run went on without its outcome) or done."""
     calls: int
+    error: str | None
+    """How the last call ended, if its outcome is unknown: class and HTTP status."""
     result: str | None
     begun_at: datetime
+    unknown_at: datetime | None
     finished_at: datetime | None
     encrypted: bool
     """Whether only `reveal` shows the result."""
+
+
+class UnknownEffect(TypedDict):
+    """An outside effect of unknown outcome in a listing."""
+
+    delivery_id: int
+    name: str
+    route: str
+    event_id: str
+    type: str
+    account: str | None
+    handler: str
+    delivery_status: str
+    calls: int
+    error: str | None
+    """How the last call ended: class and HTTP status. None: no error was seen."""
+    begun_at: datetime
+    unknown_at: datetime
+    can_retry: bool
+    """Whether the event still has its payload."""
+
+
+class ResolvedEffects(TypedDict):
+    """The effects of a delivery that were retried or confirmed."""
+
+    delivery_id: int
+    effects: list[str]
 
 
 class DeliveryAudit(TypedDict):
@@ -80,6 +111,7 @@ class DeliveryAudit(TypedDict):
     at: datetime
     actor: str
     action: str
+    effect: str | None
     reason: str | None
     order_id: int | None
 
@@ -155,6 +187,7 @@ class AuditRow(TypedDict):
     actor: str
     action: str
     delivery_id: int | None
+    effect: str | None
     order_id: int | None
     route: str | None
     handler: str | None
@@ -204,6 +237,8 @@ class Group(TypedDict):
     first_at: datetime
     last_at: datetime
     delivery_id: int | None
+    effect: str | None
+    """The name of an outside effect."""
 
 
 class Cause(TypedDict):
@@ -239,7 +274,7 @@ class OrderRow(TypedDict):
     """An order for everything that matches, and how far it has come."""
 
     order_id: int
-    action: Literal["replay", "discard", "deliver"]
+    action: Literal["replay", "discard", "deliver", "retry_effects", "confirm_effects"]
     filter: dict[str, str]
     status: Literal["running", "stopped", "done"]
     is_idle: bool
@@ -247,6 +282,11 @@ class OrderRow(TypedDict):
     moved: int
     skipped: int
     rate: int | None
+    effects: Literal["keep", "retry"]
+    """Of a replay: whether effects of unknown outcome are made again."""
+    effects_kept: int
+    """Effects of the replayed deliveries that were done, and are not made again."""
+    effects_unknown: int
     actor: str
     reason: str | None
     began_at: datetime
@@ -259,6 +299,21 @@ class Ordered(Groups):
     """What matches, and the order for it; none where it was only counted, or nothing matches."""
 
     order: OrderRow | None
+    effects_kept: int
+    """Of a replay: effects of what matches that were done, and are not made again."""
+    effects_unknown: int
+    """Effects of unknown outcome: left as they are, or made again with `effects: retry`."""
+
+
+class ReplayedAnswer(TypedDict):
+    """A delivery that was replayed, or would be (dry_run)."""
+
+    delivery_id: int
+    effects: Literal["keep", "retry"]
+    effects_kept: int
+    """Its effects that were done, and are not made again."""
+    effects_unknown: int
+    """Its effects of unknown outcome: left as they are, or made again with `effects: retry`."""
 
 
 class PrunedAnswer(TypedDict):
@@ -324,6 +379,8 @@ class RejectedRow(TypedDict):
     detail: str
     shadow: bool
     """Accepted all the same: in development, by a route with `enforce: false`."""
+    copies: int
+    """How many identical duplicates it stands for; 1 for anything else."""
     method: str
     path: str
     address: str | None

@@ -11,6 +11,7 @@ from gateway.cli import (
     act,
     alerts,
     doctor,
+    effects,
     forget,
     look,
     orders,
@@ -52,7 +53,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    alerts, orders, pause, forget, rekey, reconcile, rejected, version,
+    effects, alerts, orders, pause, forget, rekey, reconcile, rejected, version,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def alerts(test: Test = False, as_json: AsJson = False, url: Url = None) -> None:
-    """List what needs attention: dead letters and backlogs, and who was told of them.
+    """List what needs attention: dead letters, backlogs, unknown effects; and who was told.
 
     With [bold]--test[/bold] a message goes to each destination that `routes.yaml` names; exit 1
     where one of them does not take it.

@@ -28,6 +28,7 @@ from gateway.cli.progress import progress
 from gateway.errors import CommandFailed, GatewayError
 from gateway.ledger.connection import TROUBLE
 from gateway.notation.quantities import format_count
+from gateway.operate.bulk import effects_ahead, effects_report
 
 P = TypeVar("P", bound=OrderingParams)
 
@@ -39,16 +40,28 @@ class Words(NamedTuple):
     """How an action is spoken of."""
 
     command: str
+    verb: str
     doing: str
     done: str
     what: str
     left: str
 
 
+UNKNOWN_EFFECT: Final = "unknown effect"
 WORDS: Final = {
-    "replay": Words("replay", "replaying", "replayed", "dead letter", "no longer dead"),
-    "discard": Words("discard", "discarding", "discarded", "dead letter", "no longer dead"),
-    "deliver": Words("replay", "delivering", "delivered", "event", "delivered by others"),
+    "replay": Words("replay", "Replay", "replaying", "replayed", "dead letter", "no longer dead"),
+    "discard": Words(
+        "discard", "Discard", "discarding", "discarded", "dead letter", "no longer dead"
+    ),
+    "deliver": Words(
+        "replay", "Deliver", "delivering", "delivered", "event", "delivered by others"
+    ),
+    "retry_effects": Words(
+        "effects retry", "Retry", "retrying", "retried", UNKNOWN_EFFECT, "resolved or running"
+    ),
+    "confirm_effects": Words(
+        "effects confirm", "Confirm", "confirming", "confirmed", UNKNOWN_EFFECT, "resolved"
+    ),
 }
 
 
@@ -67,10 +80,11 @@ def order_all(
             "there is no terminal to ask on: order it with --yes, or only count with --dry-run"
         )
     count = ask(url, operation, params.model_copy(update={"dry_run": True}))
-    _print_count(action, count, params.model_dump().get("handler"))
+    given = params.model_dump()
+    _print_count(action, count, given.get("handler"), given.get("effects", "keep"))
     if dry_run or not count["total"]:
         return
-    if not yes and not typer.confirm(f"{action.capitalize()} them?"):
+    if not yes and not typer.confirm(f"{WORDS[action].verb} them?"):
         raise CommandFailed("nothing was done")
     as_counted = params.model_copy(update={"as_of": count["as_of"]})
 
@@ -95,7 +109,7 @@ def go_on(actions: set[str], params: ResumeParams, url: str | None) -> None:
     _report(at_desk(url, resume), url)
 
 
-def _print_count(action: str, count: Ordered, handler: str | None) -> None:
+def _print_count(action: str, count: Ordered, handler: str | None, effects: str) -> None:
     words, total = WORDS[action], count["total"]
     if not total:
         hint = "" if action == "deliver" else name_in_full(handler)  # there it is a known one
@@ -106,10 +120,12 @@ def _print_count(action: str, count: Ordered, handler: str | None) -> None:
     out = console()
     if shown < total:
         out.print(f"and {total - shown:,} in smaller groups", style="dim")
-    gone = 0 if action == "discard" else count["without_payload"]
+    gone = 0 if action in ("discard", "confirm_effects") else count["without_payload"]
     lost = f"; {gone:,} of them have lost their payload and will be skipped" if gone else ""
     match = "matches" if total == 1 else "match"
     out.print(f"{format_count(total, words.what)} {match}{lost}.", markup=False)
+    if ahead := effects_ahead(effects, count["effects_kept"], count["effects_unknown"]):
+        out.print(f"{ahead}.", markup=False)
 
 
 def name_in_full(handler: str | None) -> str:
@@ -122,6 +138,8 @@ def name_in_full(handler: str | None) -> str:
 def print_groups(groups: list[Group], *, by: str, empty: str = "") -> None:
     """What matches, by what it has in common."""
     columns = ["count", "route", "handler", by, "first_at", "last_at"]
+    if any(group["effect"] for group in groups):
+        columns.insert(3, "effect")
     if by == "error":
         columns.append("delivery_id")
     print_rows(columns, groups, empty=empty)
@@ -211,4 +229,5 @@ def _summary(order: OrderRow) -> str:
         parts.append(f"{order['skipped']:,} skipped, whose payload is gone")
     if (others := order["total"] - _done(order)) > 0:
         parts.append(f"{others:,} {words.left}")
-    return f"Order {order['order_id']} is done: {', '.join(parts)}."
+    effects = effects_report(order["effects"], order["effects_kept"], order["effects_unknown"])
+    return f"Order {order['order_id']} is done: {', '.join(parts)}{effects}."

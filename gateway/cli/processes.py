@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import structlog
 import typer
@@ -90,6 +91,13 @@ def _tell(started: Started) -> None:
         out.print(f"  [green]route[/green]    {route.name}: POST {started.url}{route.path}")
     for route in started.config.open_queues:
         out.print(f"  [green]queue[/green]    {route.name}: POST {started.url}{route.path}")
+    if started.console_url is not None:
+        tokens = " or ".join(started.console_tokens)
+        asks = f" (asks for {tokens})" if tokens else ""
+        out.print(f"  [green]console[/green]  {started.console_url}{asks}")
+    else:
+        host = urlsplit(started.url).hostname
+        out.print(f"  [yellow]notice[/yellow]   no console: it needs GATEWAY_ADMIN_TOKEN on {host}")
     for reference in started.made_up:
         out.print(
             f"  [yellow]notice[/yellow]   {reference} is not set: a development secret is used"

@@ -23,7 +23,7 @@ from gateway.api.operations.rejected import (
     ShowRejectedParams,
 )
 from gateway.api.paging import LONGEST_PAGE
-from gateway.api.shapes import RejectedDetail, RejectedGroup, ReleasedRow
+from gateway.api.shapes import RejectedDetail, RejectedGroup, RejectedRow, ReleasedRow
 from gateway.cli.asking import (
     AsJson,
     Limit,
@@ -128,11 +128,16 @@ def _list(
         print_json(rows)
         return
     console().print()
-    marked = [r | {"cause": f"{r['cause']}, accepted"} if r["shadow"] else r for r in rows]
+    marked = [{**row, "cause": _cause(row)} for row in rows]
     print_rows(COLUMNS[:-2] if console().width < NARROW else COLUMNS, marked, empty="")
     console().print(
         "A part of what is refused is kept; the counts are in `gateway status`.", style="dim"
     )
+
+
+def _cause(row: RejectedRow) -> str:
+    copies = f", {row['copies']:,} copies" if row["copies"] > 1 else ""
+    return f"{row['cause']}{copies}{', accepted' if row['shadow'] else ''}"
 
 
 def _print_groups(groups: list[RejectedGroup]) -> None:
@@ -188,6 +193,7 @@ def _print_detail(found: RejectedDetail) -> None:
         "address": found["address"] or "-",
         "code": found["code"] + (", and accepted in development" if found["shadow"] else ""),
         "cause": found["detail"],
+        "copies": f"{found['copies']:,}",
         "body": f"{size} ({_kept(found)})",
     }
     if found["released_at"] is not None:

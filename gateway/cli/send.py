@@ -11,6 +11,7 @@ from gateway.cli.output import console, printable
 from gateway.development import read_up
 from gateway.errors import CommandFailed
 from gateway.operate.send import Sender, Sent, make_sender
+from gateway.scaffold.known_types import doubt
 from gateway.settings import Settings, discover, load_settings
 
 SHOWN = 10
@@ -40,6 +41,8 @@ def send(
 ) -> None:
     """Sign a realistic sample with the route's own secret and post it, showing the answer.
 
+    A type that Stripe or GitHub is not known to send is sent, too, with a notice.
+
     Of a sender that signs with a private key the route has only the public one:
     [bold]--secret[/bold] says where the other is.
 
@@ -52,6 +55,10 @@ def send(
     sender = make_sender(settings, route, type, body=body, url=where, secret=secret)
     if sender.doubt is not None:
         console().print(f"notice: {sender.doubt}", markup=False)
+    if (doubted := doubt(sender.route.provider.name, type)) is not None:
+        console().print(
+            f"notice: {printable(doubted)}; it is sent all the same", markup=False, soft_wrap=True
+        )
     sent = asyncio.run(_send(sender, count))
     if any(not s.ok for s in sent):
         raise CommandFailed(f"{sum(not s.ok for s in sent)} of {count} were not accepted")

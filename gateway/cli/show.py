@@ -216,7 +216,8 @@ def _print_delivery(delivery: dict[str, Any], shown: bool) -> None:
         who = printable(entry["actor"])
         order = f" in order {entry['order_id']}" if entry["order_id"] else ""
         at = cell(entry["at"])
-        out.print(f"    {entry['action']} by {who}{order}, {at}{why}", markup=False)
+        action = " ".join(filter(None, (entry["action"], printable(entry["effect"] or ""))))
+        out.print(f"    {action} by {who}{order}, {at}{why}", markup=False)
     if delivery["runs_alone"]:
         out.print("    runs alone: a worker was lost twice while it ran", markup=False)
     if delivery["status"] == "pending" and delivery["due_at"] is None:
@@ -242,6 +243,9 @@ def _effect_line(effect: dict[str, Any], shown: bool) -> str:
         if effect["encrypted"] and not shown:
             result = "encrypted (read it with --reveal)"
         return f"once {name}: done {cell(effect['finished_at'])}, result {result}"
-    return (
-        f"once {name}: unknown, its call was begun {cell(effect['begun_at'])} and never confirmed"
-    )
+    why = f" ({printable(effect['error'])})" if effect["error"] else ""
+    line = f"once {name}: outcome unknown{why}, called {cell(effect['begun_at'])}"
+    if effect["status"] == "unknown":
+        delivery = effect["delivery_id"]
+        line += f"; `gateway effects retry {delivery}` or `gateway effects confirm {delivery}`"
+    return line

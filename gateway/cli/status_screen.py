@@ -2,7 +2,7 @@
 
 from bisect import bisect
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -10,7 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.output import printable
-from gateway.notation.quantities import format_count, format_roughly, format_size_roughly
+from gateway.notation.quantities import (
+    format_count,
+    format_duration,
+    format_roughly,
+    format_size_roughly,
+)
 from gateway.operate.keys import describe_key, in_use
 from gateway.operate.status.report import (
     Attention,
@@ -156,8 +161,15 @@ def _foot(status: Status) -> RenderableType:
         table.add_row("Reconcile", _reconcile(run, status["at"]))
     for order in status["orders"]:
         table.add_row("Order", _order(order))
+    if status["postgres"]["reachable"]:
+        table.add_row("Counts", Text(_lag(status), style="dim"))
     table.add_row("Time", Text(f"{status['at']:%Y-%m-%d %H:%M:%S} UTC", style="dim"))
     return table
+
+
+def _lag(status: Status) -> str:
+    lag = format_duration(timedelta(seconds=status["counts_lag_s"]))
+    return f"requests and runs lag by up to {lag}; waiting, running and dead do not"
 
 
 def _postgres(status: Status) -> Text:

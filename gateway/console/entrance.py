@@ -80,10 +80,12 @@ class Entrance:
         if wait_s > 0:  # not even a right one is looked at: trying costs time
             said = f"Too many wrong tokens: wait {math.ceil(wait_s)} s."
             return _login_page(place, said=said, status=429, retry_after_s=math.ceil(wait_s))
-        session = self._access.enter(form.get("token", ""), form.get("name", ""))
+        token = form.get("token", "")
+        session = self._access.enter(token, form.get("name", ""))
         if session is None:
-            self._patience.failed(address)
-            self._complain(request)
+            if token:  # a form without one is no guess
+                self._patience.failed(address)
+                self._complain(request)
             return _login_page(place, said=WRONG, status=403)
         response = RedirectResponse(place, status_code=303)
         _keep(response, SESSION, session, SESSION_S)

@@ -18,6 +18,7 @@ PAGES: Final = (
     (f"{PREFIX}/", "Overview"),
     (f"{PREFIX}/events", "Events"),
     (f"{PREFIX}/dead", "Dead letters"),
+    (f"{PREFIX}/effects", "Unknown effects"),
     (f"{PREFIX}/orders", "Bulk orders"),
     (f"{PREFIX}/rejected", "Refused"),
     (f"{PREFIX}/handlers", "Handlers"),

@@ -10,7 +10,7 @@ import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route, Router, request_response
+from starlette.routing import BaseRoute, Match, Mount, Route, Router, request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.office import Office
@@ -77,6 +77,15 @@ log = structlog.get_logger("gateway.console")
 Page = Callable[[Visit], Awaitable[Response]]
 
 
+class _ReadingRoute(Route):
+    """A route that other methods than GET and HEAD pass by. A webhook that is sent to this path is
+    one for an unknown path: answered 404, and kept as a rejected request."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return (Match.NONE, {}) if match is Match.PARTIAL else (match, child)
+
+
 class Site:
     """Answers everything under /console."""
 
@@ -109,7 +118,7 @@ class Site:
         """None where there is no token, and no loopback to trust."""
         if self._access.is_off:
             return []
-        return [Route(PREFIX, _to_front), Mount(PREFIX, self)]
+        return [_ReadingRoute("/", _to_front), Route(PREFIX, _to_front), Mount(PREFIX, self)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)

@@ -24,6 +24,8 @@ class Kind(StrEnum):
 
     DEAD = "dead"
     BACKLOG = "backlog"
+    EFFECTS = "effects"
+    """Effects of unknown outcome."""
 
 
 Key = tuple[Kind, str, str]
@@ -44,7 +46,7 @@ class Alert:
     told_at: datetime | None = None
     """The last time, this one or an earlier one of the same handler."""
     told_through: datetime | None = None
-    """Dead letters up to this moment were told of."""
+    """Dead letters, or effects of unknown outcome, up to this moment were told of."""
     paused: bool = False
 
     @property
@@ -91,9 +93,9 @@ class Details:
     """At most MOST_COUNTED."""
     since: datetime
     untold: int = 0
-    """Dead letters of which nobody was told yet."""
+    """Dead letters, or effects of unknown outcome, that were not reported yet."""
     error: str | None = None
-    """Why the last one died."""
+    """Why the last one died, or how the last call ended."""
     pause: Pause | None = None
     orphaned: bool = False
     """No worker has the handler."""
@@ -120,6 +122,17 @@ async def look_dead(ledger: Executor, *, enough: int, until: datetime) -> list[F
     ]
 
 
+async def look_effects(ledger: Executor, *, enough: int, until: datetime) -> list[Finding]:
+    """Return handlers with effects of unknown outcome, and whether enough of them are news."""
+    rows = await ledger.fetch(QUERIES["look_effects"], until, enough, MOST_COUNTED)
+    return [
+        Finding(
+            kind=Kind.EFFECTS, route=r["route"], handler=r["handler"], is_enough=r["n"] >= enough
+        )
+        for r in rows
+    ]
+
+
 async def look_backlog(ledger: Executor, *, due_before: datetime) -> list[Finding]:
     """Handlers with a delivery that has been due for too long."""
     rows = await ledger.fetch(QUERIES["look_backlog"], due_before)
@@ -135,6 +148,11 @@ async def describe_alerts(
     routes, handlers = _columns(asked, Kind.DEAD)
     for r in await ledger.fetch(QUERIES["describe_dead"], routes, handlers, MOST_COUNTED):
         found[Kind.DEAD, r["route"], r["handler"]] = Details(
+            count=r["n"], since=r["since"], untold=r["untold"], error=r["error"]
+        )
+    routes, handlers = _columns(asked, Kind.EFFECTS)
+    for r in await ledger.fetch(QUERIES["describe_effects"], routes, handlers, MOST_COUNTED):
+        found[Kind.EFFECTS, r["route"], r["handler"]] = Details(
             count=r["n"], since=r["since"], untold=r["untold"], error=r["error"]
         )
     routes, handlers = _columns(asked, Kind.BACKLOG)

@@ -24,6 +24,19 @@ class Action(StrEnum):
     DISCARD = "discard"
     DELIVER = "deliver"
     """Events to a handler that has no delivery of them: it came later than they did."""
+    RETRY_EFFECTS = "retry_effects"
+    """Effects of unknown outcome: make them again."""
+    CONFIRM_EFFECTS = "confirm_effects"
+    """Effects of unknown outcome: count them as done."""
+
+
+class Effects(StrEnum):
+    """What a replay does about effects of unknown outcome. Those that were done are kept."""
+
+    KEEP = "keep"
+    """Leave them as they are: the handler decides, and `unknown="skip"` does not call again."""
+    RETRY = "retry"
+    """Make them again."""
 
 
 class OrderStatus(StrEnum):
@@ -35,7 +48,8 @@ class OrderStatus(StrEnum):
 
 
 class Mark(NamedTuple):
-    """The last row that was looked at: when it died and its id, or when it came, route and id."""
+    """The last row that was looked at: when it died and its id; when it came, route and id; or when
+    an effect became unknown, its delivery and (as `event_id`) its name."""
 
     at: datetime
     id: int = 0
@@ -68,6 +82,10 @@ class Order:
     status: OrderStatus
     resumed: int
     """How often; an earlier round makes no more steps."""
+    effects: Effects
+    """Of a replay."""
+    effects_kept: int
+    effects_unknown: int
     is_idle: bool
     """Nobody seems to be at it."""
     stepped_at: datetime
@@ -85,6 +103,7 @@ class NewOrder:
     rate: int | None
     as_of: datetime
     total: int
+    effects: Effects = Effects.KEEP
 
 
 async def begin_order(ledger: Executor, new: NewOrder) -> Order:
@@ -99,6 +118,7 @@ async def begin_order(ledger: Executor, new: NewOrder) -> Order:
         new.as_of,
         new.total,
         new.filter.since or BEGINNING,
+        new.effects,
     )
     assert row is not None  # noqa: S101 (it was inserted)
     return order_of(row)
@@ -157,6 +177,9 @@ def order_of(row: asyncpg.Record) -> Order:
         mark=Mark(row["mark_at"], row["mark_id"], row["mark_route"], row["mark_event_id"]),
         status=OrderStatus(row["status"]),
         resumed=row["resumed"],
+        effects=Effects(row["effects"]),
+        effects_kept=row["effects_kept"],
+        effects_unknown=row["effects_unknown"],
         is_idle=row["is_idle"],
         stepped_at=row["stepped_at"],
         finished_at=row["finished_at"],

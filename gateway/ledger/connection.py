@@ -1,7 +1,6 @@
 """Connections to the ledger, and which of their errors mean what."""
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -9,7 +8,7 @@ import asyncpg
 import asyncpg.pool
 
 from gateway.errors import StorageUnavailable
-from gateway.ledger.hosts import connect_to_any
+from gateway.ledger.hosts import connect_to_any, locate
 from gateway.ledger.pooler import (
     UNSUPPORTED,
     ThroughPooler,
@@ -18,6 +17,7 @@ from gateway.ledger.pooler import (
     keeps_statements,
     read_mark,
 )
+from gateway.notation.hosts import split_hosts
 from gateway.tls import explain
 
 if TYPE_CHECKING:  # generic in their stubs only
@@ -30,6 +30,9 @@ else:
     Pooled = asyncpg.pool.PoolConnectionProxy
 Executor = Connection | Pooled | Pool
 Opened = TypeVar("Opened", bound=Connection)
+
+VARIABLE: Final = "GATEWAY_DATABASE_URL"
+"""Which one errors name, unless the URL came from another one."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 COMMAND_TIMEOUT_S: Final = 5.0
@@ -99,8 +102,10 @@ class Opener:
         name: str,
         command_timeout_s: float | None = COMMAND_TIMEOUT_S,
         isolation: str | None = OWN_ISOLATION,
+        variable: str = VARIABLE,
         **settings: str,
     ) -> None:
+        self._variable = variable
         self._url, self._is_pooled = read_mark(url)
         self._isolation = isolation
         self._keeps_statements = False
@@ -112,12 +117,15 @@ class Opener:
         """A connection. Raises StorageUnavailable."""
         try:
             return await self.open()
-        except ssl.SSLError as error:  # a ValueError, too, where a certificate is not trusted
-            raise StorageUnavailable(f"Postgres cannot be reached: {describe(error)}") from error
+        except OSError as error:  # names the server, unless it is an error of TLS
+            about_tls = explain(error)
+            reason = describe(error) if about_tls is None else f"{self._where}: {about_tls}"
+            raise StorageUnavailable(f"Postgres cannot be reached: {reason}") from error
         except ValueError:  # asyncpg quotes pieces of the URL, and one of them may be the password
-            raise StorageUnavailable("Postgres cannot be reached: its URL cannot be read") from None
+            reason = f"the URL in {self._variable} cannot be read"
+            raise StorageUnavailable(f"Postgres cannot be reached: {reason}") from None
         except TROUBLE as error:
-            raise StorageUnavailable(f"Postgres cannot be reached: {describe(error)}") from error
+            raise StorageUnavailable(f"Postgres at {self._where}: {describe(error)}") from error
 
     async def open(self) -> Connection:
         """The same, with the errors as they come."""
@@ -133,6 +141,10 @@ class Opener:
                 await close_quietly(connection)
             self._is_pooled = True
         return await self._open_through_pooler()
+
+    @property
+    def _where(self) -> str:
+        return f"{', '.join(map(locate, split_hosts(self._url)))} ({self._variable})"
 
     @property
     def _direct_settings(self) -> Mapping[str, str]:
@@ -157,7 +169,8 @@ class Opener:
     ) -> Opened:
         connection = await connect_to_any(
             self._url,
-            timeout=CONNECT_TIMEOUT_S,
+            variable=self._variable,
+            timeout_s=CONNECT_TIMEOUT_S,
             command_timeout=self._command_timeout_s,
             statement_cache_size=statements,
             connection_class=kind,
@@ -169,6 +182,12 @@ class Opener:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 return await question
+        except TimeoutError:
+            connection.terminate()
+            raise TimeoutError(
+                f"{self._where} took the connection, and then did not answer within"
+                f" {CONNECT_TIMEOUT_S:g} s"
+            ) from None
         except BaseException:
             connection.terminate()
             raise
@@ -180,11 +199,17 @@ async def connect(
     name: str,
     command_timeout_s: float | None = COMMAND_TIMEOUT_S,
     isolation: str | None = OWN_ISOLATION,
+    variable: str = VARIABLE,
     **settings: str,
 ) -> Connection:
     """One connection of our own, outside any pool."""
     opener = Opener(
-        url, name=name, command_timeout_s=command_timeout_s, isolation=isolation, **settings
+        url,
+        name=name,
+        command_timeout_s=command_timeout_s,
+        isolation=isolation,
+        variable=variable,
+        **settings,
     )
     return await opener.reach()
 

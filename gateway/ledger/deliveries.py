@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -237,16 +237,41 @@ def turns_of(rows: Iterable[asyncpg.Record]) -> list[Turn]:
     ]
 
 
-async def replay(
-    ledger: Executor, delivery_id: int, *, actor: str, reason: str | None
-) -> list[int]:
-    """Starts a fresh round of attempts; returns what may run now, itself or another of its key.
+class KnownEffects(NamedTuple):
+    """The outside effects of deliveries that are run again."""
 
-    Raises TransitionRefused where the state forbids it.
+    kept: int = 0
+    """Done before: not made again."""
+    unknown: int = 0
+    """Of unknown outcome."""
+
+
+NO_EFFECTS: Final = KnownEffects()
+
+
+class Replayed(NamedTuple):
+    """A delivery that was replayed."""
+
+    due: list[int]
+    """Deliveries that may run now: itself, or another one of its key."""
+    effects: KnownEffects
+
+
+async def replay(
+    ledger: Executor,
+    delivery_id: int,
+    *,
+    actor: str,
+    reason: str | None,
+    retry_effects: bool = False,
+) -> Replayed:
+    """Start a fresh round of attempts. With `retry_effects`, effects of unknown outcome are made
+    again. Raise TransitionRefused if the state forbids it.
     """
-    moved = await ledger.fetchrow(QUERIES["replay"], delivery_id, actor, reason)
+    moved = await ledger.fetchrow(QUERIES["replay"], delivery_id, actor, reason, retry_effects)
     if moved is not None:
-        return [delivery_id, *await advance(ledger, turns_of([moved]))]
+        effects = KnownEffects(moved["effects_kept"], moved["effects_unknown"])
+        return Replayed([delivery_id, *await advance(ledger, turns_of([moved]))], effects)
     row = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
     if row is None:
         raise NotFound(f"there is no delivery {delivery_id}")
@@ -257,6 +282,12 @@ async def replay(
     raise TransitionRefused(
         f"delivery {delivery_id} is {row['status']} right now: wait until its run has ended"
     )
+
+
+async def count_effects(ledger: Executor, delivery_id: int) -> KnownEffects:
+    """Count the effects that a replay of a delivery is about."""
+    [row] = await ledger.fetch(QUERIES["count_effects_of"], delivery_id)
+    return KnownEffects(row["kept"], row["unknown"])
 
 
 async def discard(

@@ -46,6 +46,8 @@ class Figures:
     at: datetime
     unsettled: Mapping[Place, Unsettled]
     running: Mapping[Place, int]
+    unknown_effects: Mapping[Place, int]
+    """Of the newest MOST_COUNTED in all."""
     paused: Sequence[Place]
     """A whole route has no handler."""
     workers: int
@@ -81,6 +83,7 @@ async def read_figures(ledger: Connection, lately: timedelta) -> Figures:
         return Figures(
             unsettled=unsettled,
             running=running,
+            unknown_effects=await count_unknown_effects(ledger),
             paused=[(pause.route, pause.handler or "") for pause in pauses][:MOST_HANDLERS],
             workers=len(workers),
             served=frozenset(_place(name) for row in workers for name in row["handlers"]),
@@ -116,6 +119,12 @@ async def read_unsettled(
         },
         {(row["route"], row["handler"]): row["n"] for row in running},
     )
+
+
+async def count_unknown_effects(ledger: Connection | Pooled) -> dict[Place, int]:
+    """Count effects of unknown outcome by handler, the newest MOST_COUNTED."""
+    rows = await ledger.fetch(QUERIES["count_unknown_effects"], MOST_COUNTED)
+    return {(row["route"], row["handler"]): row["n"] for row in rows}
 
 
 def most_of(handlers: int) -> int:

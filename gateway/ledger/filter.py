@@ -21,6 +21,8 @@ class Filter:
     account: str | None = None
     cause: int | None = None
     """Of a dead one."""
+    effect: str | None = None
+    """The name of an outside effect."""
 
     @property
     def of_events(self) -> tuple[Any, ...]:
@@ -40,6 +42,11 @@ class Filter:
         return *self.of_events, None if self.error is None else part_like(self.error)
 
     @property
+    def of_effects(self) -> tuple[Any, ...]:
+        """As the statements on effects of unknown outcome take them."""
+        return *self.of_dead, self.effect
+
+    @property
     def type_pattern(self) -> str | None:
         return None if self.type is None else like(self.type)
 
@@ -55,6 +62,7 @@ class Filter:
             "until": None if self.until is None else self.until.isoformat(),
             "account": self.account,
             "cause": None if self.cause is None else str(self.cause),
+            "effect": self.effect,
         }
         return {name: value for name, value in values.items() if value is not None}
 

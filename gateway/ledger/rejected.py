@@ -1,12 +1,13 @@
 """Refused requests: a small ring per route, in which what is many gives way to what is rare."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from gateway.errors import Duplicate
 from gateway.ledger.connection import Connection, Executor, Pooled
 from gateway.ledger.forgetting import forget_all
 from gateway.ledger.queries import QUERIES
@@ -48,8 +49,9 @@ class Rejected:
     key_id: str | None = None
     """The key under which path, headers and body are sealed in the body."""
     verified_by: str | None = None
-    """The secret under which a batch was verified, of which this is an item; None: a whole
-    request."""
+    """The secret under which it was verified: an item of an accepted batch, or a duplicate."""
+    copies: int = 1
+    """How many identical duplicates the row stands for."""
 
 
 class NoRoom(Exception):
@@ -82,14 +84,17 @@ class Chosen(NamedTuple):
 
 async def keep_rejected(
     connection: Connection, rejected: Sequence[Rejected], bounds: Bounds
-) -> None:
-    """Adds them, and takes away what is too much, in one commit."""
+) -> int:
+    """Insert rejected requests and duplicates, and delete what is too much, in one commit.
+
+    Returns how many duplicates were deleted that had been acknowledged and not released.
+    """
     async with connection.transaction():
         await connection.execute(QUERIES["lock_rejected"], LOCK)
         await _insert(connection, rejected)
-        await connection.execute(
-            QUERIES["trim_rejected"], list({row.route for row in rejected}), *bounds
-        )
+        routes = list({row.route for row in rejected})
+        trimmed: int = await connection.fetchval(QUERIES["trim_rejected"], routes, *bounds)
+        return trimmed
 
 
 async def keep_items(
@@ -110,11 +115,26 @@ async def keep_items(
 
 
 async def _insert(connection: Connection | Pooled, rejected: Sequence[Rejected]) -> int:
-    rows = [_facts(n, row) for n, row in enumerate(rejected, 1)]
+    """Insert the rows, and return how many were written: no item that is kept already."""
+    merged = _merge(rejected)
+    rows = [_facts(n, row) for n, row in enumerate(merged, 1)]
     inserted: int = await connection.fetchval(
-        QUERIES["keep_rejected"], orjson.dumps(rows).decode(), [row.body for row in rejected]
+        QUERIES["keep_rejected"], orjson.dumps(rows).decode(), [row.body for row in merged]
     )
     return inserted
+
+
+def _merge(rejected: Sequence[Rejected]) -> list[Rejected]:
+    """Merge verified requests with the same bytes: one statement cannot update a row twice."""
+    merged: dict[object, Rejected] = {}
+    for n, row in enumerate(rejected):
+        is_duplicate = row.code == Duplicate.code
+        is_one = row.verified_by is not None and row.digest is not None
+        key = (row.route, row.digest, is_duplicate) if is_one else n
+        first = merged.setdefault(key, row)
+        if first is not row and is_duplicate:
+            merged[key] = replace(first, copies=first.copies + row.copies)
+    return list(merged.values())
 
 
 def _facts(n: int, row: Rejected) -> Row:
@@ -135,6 +155,7 @@ def _facts(n: int, row: Rejected) -> Row:
         "body_bytes": row.body_bytes,
         "key_id": row.key_id,
         "verified_by": row.verified_by,
+        "copies": row.copies,
         "digest": None if row.digest is None else row.digest.hex(),
         "size": len(row.body or b"") + len(orjson.dumps(headers)),
     }

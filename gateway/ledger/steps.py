@@ -11,7 +11,7 @@ import orjson
 
 from gateway.errors import CannotOpen, CommandFailed, NotFound
 from gateway.failpoints import reached
-from gateway.ledger.bulk import Action, Mark, Order, OrderStatus, order_of
+from gateway.ledger.bulk import Action, Effects, Mark, Order, OrderStatus, order_of
 from gateway.ledger.connection import Connection, Pooled
 from gateway.ledger.deliveries import turns_of
 from gateway.ledger.queries import QUERIES
@@ -27,6 +27,12 @@ STEPS_A_SECOND: Final = 4
 
 LARGE_BYTES: Final = 256 * 1024
 """Reading such a body would keep a `serve` from answering meanwhile."""
+
+RESOLVE: Final = {
+    Action.RETRY_EFFECTS: "retry_effects",
+    Action.CONFIRM_EFFECTS: "confirm_effects",
+}
+"""The statement by which an action resolves effects of unknown outcome."""
 
 Session = Connection | Pooled
 
@@ -71,19 +77,28 @@ async def step(connection: Session, order_id: int, resumed: int, means: Means) -
             return Stepped(order, 0, (), order.resumed == resumed)
         if order.action is Action.DELIVER:
             walked = await _deliver(connection, order, means.registry(), means.vault)
+        elif order.action in RESOLVE:
+            walked = await _resolve_effects(connection, order)
         else:
             walked = await _move_dead(connection, order)
         moved = [row for row in walked.kept if row["id"] is not None]
         skipped = walked.chosen - len(walked.kept)
         row = await connection.fetchrow(
-            QUERIES["mark_order"], order_id, *walked.mark, len(moved), skipped, walked.is_end
+            QUERIES["mark_order"],
+            order_id,
+            *walked.mark,
+            len(moved),
+            skipped,
+            walked.is_end,
+            sum(row.get("effects_kept", 0) for row in moved),
+            sum(row.get("effects_unknown", 0) for row in moved),
         )
         assert row is not None  # noqa: S101 (it is held)
         reached("order.marked")
     reached("order.stepped")
     given = await advance(connection, turns_of(moved))
     due = [row["id"] for row in moved if row["order_key"] is None]
-    if order.action is Action.DISCARD:
+    if order.action in (Action.DISCARD, Action.CONFIRM_EFFECTS):
         due = []
     return Stepped(order_of(row), len(moved), [*due, *given])
 
@@ -106,12 +121,40 @@ async def _move_dead(connection: Session, order: Order) -> _Walked:
     )
     passed, chosen = _choose(rows, [row["is_matching"] for row in rows], _size(order))
     mark = Mark(passed[-1]["finished_at"], passed[-1]["id"]) if passed else order.mark
-    query = "replay_dead" if order.action is Action.REPLAY else "discard_dead"
     ids = [row["id"] for row in chosen]
-    kept = await connection.fetch(
-        QUERIES[query], ids, order.began_at, order.actor, order.reason, order.id
-    )
+    arguments = (ids, order.began_at, order.actor, order.reason, order.id)
+    if order.action is Action.REPLAY:
+        retry = order.effects is Effects.RETRY
+        kept = await connection.fetch(QUERIES["replay_dead"], *arguments, retry)
+    else:
+        kept = await connection.fetch(QUERIES["discard_dead"], *arguments)
     return _Walked(mark, len(passed) == len(rows) < BATCH, len(ids), kept)
+
+
+async def _resolve_effects(connection: Session, order: Order) -> _Walked:
+    rows = await connection.fetch(
+        QUERIES["walk_unknown_effects"],
+        *order.filter.of_effects,
+        order.mark.at,
+        order.mark.id,
+        order.mark.event_id,
+        order.began_at,
+        BATCH,
+    )
+    passed, chosen = _choose(rows, [row["is_matching"] for row in rows], _size(order))
+    mark = order.mark
+    if passed:
+        last = passed[-1]
+        mark = Mark(last["unknown_at"], last["delivery_id"], event_id=last["name"])
+    kept = await connection.fetch(
+        QUERIES[RESOLVE[order.action]],
+        [row["delivery_id"] for row in chosen],
+        [row["name"] for row in chosen],
+        order.actor,
+        order.reason,
+        order.id,
+    )
+    return _Walked(mark, len(passed) == len(rows) < BATCH, len(chosen), kept)
 
 
 async def _deliver(

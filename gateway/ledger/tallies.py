@@ -118,6 +118,11 @@ class Tallies:
             log.warning("tallies_forgotten", keys=len(self._waiting.popleft()[1]))
 
 
+def flush_interval(sweep: timedelta) -> timedelta:
+    """Return how often a process adds its counts to the ledger, so how far they lag at most."""
+    return min(sweep, LATEST)
+
+
 class Kept(Protocol):
     """What is noted in memory, and added to the ledger from there."""
 
@@ -131,7 +136,7 @@ class TallyKeeper:
     def __init__(self, *kept: Kept, ledger: Pool, every: timedelta) -> None:
         self._kept = kept
         self._ledger = ledger
-        self._every_s = min(every, LATEST).total_seconds()
+        self._every_s = flush_interval(every).total_seconds()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

@@ -30,6 +30,7 @@ NOTHING: Final = Figures(
     at=datetime.min.replace(tzinfo=UTC),
     unsettled={},
     running={},
+    unknown_effects={},
     paused=(),
     workers=0,
     served=frozenset(),
@@ -122,6 +123,11 @@ def _of_deliveries(figures: Figures) -> Iterator[Metric]:
         "Deliveries that wait to run alone, since a worker was lost twice while they ran.",
         labels=PER_HANDLER,
     )
+    unknown = GaugeMetricFamily(
+        "gateway_unknown_effects",
+        "Outside effects of unknown outcome that wait for a person to resolve them.",
+        labels=PER_HANDLER,
+    )
     for place, found in figures.unsettled.items():
         suspects.add_metric(place, found.suspects)
         for state, n in (("due", found.due), ("later", found.later), ("held", found.held)):
@@ -131,7 +137,9 @@ def _of_deliveries(figures: Figures) -> Iterator[Metric]:
         dead.add_metric(place, found.dead)
     for place, n in figures.running.items():
         running.add_metric(place, n)
-    yield from (backlog, oldest, suspects, dead, running)
+    for place in {**figures.unsettled, **figures.unknown_effects}:
+        unknown.add_metric(place, figures.unknown_effects.get(place, 0))
+    yield from (backlog, oldest, suspects, dead, unknown, running)
 
 
 def _of_handlers(figures: Figures) -> Iterator[Metric]:

@@ -99,7 +99,7 @@ class ProcessMetrics:
             ["outcome"],
             registry=self.registry,
         )
-        for outcome in ("UNAUTHORIZED", "TOO_MANY_REFUSED"):
+        for outcome in ("NO_TOKEN", "UNAUTHORIZED", "TOO_MANY_REFUSED"):
             self.admin_refused.labels(outcome)
         self._askings: list[Asking] = []
         self._text, self._stale_at = b"", 0.0

@@ -174,7 +174,7 @@ class Metrics(ProcessMetrics):
 
         for counter, outcomes in (
             (self.reloads, ("done", "refused")),
-            (self.rejected, ("kept", "left_out", "lost")),
+            (self.rejected, ("kept", "left_out", "lost", "trimmed")),
             (self._claims_repeated, ("contended", "lost", "refused")),
         ):
             for outcome in outcomes:

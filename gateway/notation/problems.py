@@ -1,5 +1,6 @@
 """What was found and what was expected: refusals of outside text, never showing a credential."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ SHAPES: Final = frozenset({"nothing", "a mapping", "an empty mapping", "a list",
 HIDDEN: Final = "a value (not shown)"
 CREDENTIAL: Final = re.compile(r"://[^/\s]*@|whsec_|[rs]k_(live|test)_|\bgh[oprsu]_|github_pat_")
 """A password in a URL and the marks of Stripe's and GitHub's secrets, under whatever key."""
+
+PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./:*-]*")
+"""Text that needs no quotes inside a YAML list, whatever the rest of it is."""
 
 
 class Unexpected(ValueError):
@@ -39,6 +43,8 @@ class Refusal:
     """Whether the key itself is refused, not its value."""
     quotes: bool = False
     """Whether `found` was made of the value itself, by nobody who knows what it may hold."""
+    unlisted: str | None = None
+    """The text that was found where a list is expected. It may be a secret."""
 
 
 def describe(value: object) -> str:
@@ -56,6 +62,11 @@ def describe(value: object) -> str:
     if CREDENTIAL.search(text):
         return HIDDEN
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def as_list(text: str) -> str:
+    """Return a YAML list with this text as its only item."""
+    return f"[{text}]" if PLAIN.fullmatch(text) else json.dumps([text], ensure_ascii=False)
 
 
 def one_of(names: Iterable[str], *, like: str = "") -> str:
@@ -76,8 +87,14 @@ def refusals(error: ValidationError) -> Iterator[Refusal]:
         elif line["type"] == "extra_forbidden":
             yield Refusal(location=location, found="an unknown key", expected="", unknown=True)
         else:
-            found, expected = _found(line), _expected(line)
-            yield Refusal(location=location, found=found, expected=expected, quotes=True)
+            is_unlisted = line["type"] == "list_type" and isinstance(line["input"], str)
+            yield Refusal(
+                location=location,
+                found=_found(line),
+                expected=_expected(line),
+                quotes=True,
+                unlisted=line["input"] if is_unlisted else None,
+            )
 
 
 def _found(line: ErrorDetails) -> str:

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,10 +14,12 @@ import structlog
 from gateway.errors import CommandFailed, NotFound
 from gateway.ledger.bulk import Action, Order, OrderStatus
 from gateway.ledger.connection import CONTENDED, LOST, Executor, describe
+from gateway.ledger.deliveries import NO_EFFECTS, KnownEffects
 from gateway.ledger.filter import Filter
 from gateway.ledger.queries import QUERIES
-from gateway.ledger.steps import Means, Session, Stepped, routes_of, step
+from gateway.ledger.steps import RESOLVE, Means, Session, Stepped, routes_of, step
 from gateway.notation.problems import one_of
+from gateway.notation.quantities import format_count
 from gateway.registry import Registry
 
 MOST_GROUPS: Final = 100
@@ -37,6 +39,8 @@ class Count:
     without_payload: int = 0
     groups: Sequence[Any] = ()
     """The largest."""
+    effects: KnownEffects = NO_EFFECTS
+    """Of a replay: those of the deliveries that match."""
     is_whole: bool = True
     """Whether all were looked at: where not, there may be more."""
 
@@ -54,6 +58,24 @@ async def count_dead(
     )
     return Count(
         is_whole=not beyond,
+        total=rows[0]["total"] if rows else 0,
+        without_payload=rows[0]["without_payload"] if rows else 0,
+        groups=[_group(row) for row in rows],
+    )
+
+
+async def count_dead_effects(ledger: Executor, filter: Filter, as_of: datetime) -> KnownEffects:
+    """Count the effects of dead letters that match."""
+    [row] = await ledger.fetch(QUERIES["count_dead_effects"], *filter.of_dead, as_of, filter.cause)
+    return KnownEffects(row["kept"], row["unknown"])
+
+
+async def count_unknown_effects(
+    ledger: Executor, filter: Filter, as_of: datetime, limit: int
+) -> Count:
+    """Effects of unknown outcome, by route, handler, name and how the call ended."""
+    rows = await ledger.fetch(QUERIES["group_unknown_effects"], *filter.of_effects, as_of, limit)
+    return Count(
         total=rows[0]["total"] if rows else 0,
         without_payload=rows[0]["without_payload"] if rows else 0,
         groups=[_group(row) for row in rows],
@@ -89,7 +111,7 @@ GROUP: Final = (
 
 
 def _group(row: Any) -> dict[str, Any]:
-    return {name: row[name] for name in GROUP}
+    return {name: row[name] for name in GROUP} | {"effect": row.get("effect")}
 
 
 def _subscribed(filter: Filter, registry: Registry) -> tuple[list[str], str]:
@@ -113,7 +135,43 @@ async def count_matching(
     """How much an order would be about."""
     if action is Action.DELIVER:
         return await count_undelivered(ledger, filter, as_of, registry())
-    return await count_dead(ledger, filter, as_of, MOST_GROUPS)
+    if action in RESOLVE:
+        return await count_unknown_effects(ledger, filter, as_of, MOST_GROUPS)
+    count = await count_dead(ledger, filter, as_of, MOST_GROUPS)
+    if action is not Action.REPLAY or not count.total:
+        return count
+    return replace(count, effects=await count_dead_effects(ledger, filter, as_of))
+
+
+def effects_ahead(effects: str, kept: int, unknown: int) -> str | None:
+    """Say what a replay is about to do about outside effects; None if there are none."""
+    parts = []
+    if kept:
+        done = format_count(kept, "effect that was done is", "effects that were done are")
+        parts.append(f"{done} not made again")
+    if unknown and effects == "retry":
+        parts.append(f"{_unknown(unknown)} will be made again")
+    elif unknown:
+        parts.append(
+            f"{_unknown(unknown)} will not be made again if the handler says"
+            ' unknown="skip" (--effects retry makes them again)'
+        )
+    return "; ".join(parts) or None
+
+
+def effects_report(effects: str, kept: int, unknown: int) -> str:
+    """Say what a replay did about outside effects: the end of a sentence."""
+    parts = []
+    if kept:
+        parts.append(f"{format_count(kept, 'effect')} done before: not made again")
+    if unknown:
+        fate = "to be made again" if effects == "retry" else "left to the handler"
+        parts.append(f"{_unknown(unknown)}: {fate}")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _unknown(count: int) -> str:
+    return format_count(count, "effect of unknown outcome", "effects of unknown outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,24 @@ async def list_dead(connection: Executor, filter: Filter, mark: DeadMark, limit:
     return Listed(rows=[dict(row) for row in rows if row["type"] is not None], end=end)
 
 
+EffectMark = tuple[datetime, int, str] | tuple[None, ...]
+"""The last row that was seen: unknown_at, delivery_id and name; or nothing yet."""
+
+
+async def list_unknown_effects(
+    connection: Executor, filter: Filter, mark: EffectMark, limit: int
+) -> Listed:
+    """Effects of unknown outcome, newest first, from behind a cursor."""
+    far = limit if not filter.given else max(limit, FAR_WITH_DELIVERIES)
+    rows = await connection.fetch(
+        QUERIES["list_unknown_effects"], *filter.of_effects, limit, *mark, far
+    )
+    end = next(
+        ((r["unknown_at"], r["delivery_id"], r["name"]) for r in rows if r["type"] is None), None
+    )
+    return Listed(rows=[dict(row) for row in rows if row["type"] is not None], end=end)
+
+
 async def list_audit(connection: Executor, after: int | None, limit: int) -> list[Row]:
     """What people and retention did, newest first, from behind a mark."""
     return [dict(row) for row in await connection.fetch(QUERIES["list_all_audit"], limit, after)]

@@ -105,7 +105,9 @@ class Releaser:
     def _route(self, row: Mapping[str, Any]) -> Route:
         name = self.to_route or row["route"]
         if row["verified_by"] is not None and name != row["route"]:
-            raise StillRefused(f"it is an item of a batch that was verified for {row['route']!r}")
+            raise StillRefused(
+                f"it was verified for {row['route']!r} when it came, and for no other"
+            )
         if name == NOWHERE:
             raise StillRefused("no route has its path: say which one it was for with --to-route")
         for route in self.project.config.doors:
@@ -135,10 +137,13 @@ class Releaser:
         incoming = Incoming(row["headers"], row["body"], row["method"], base + row["path"])
         try:
             if row["verified_by"] is not None:
-                return reading.read_kept_item(incoming, row["verified_by"], row["at"])
-            return await asyncio.to_thread(reading.read, incoming, row["at"])
+                read = reading.read_verified(incoming, row["verified_by"], row["at"])
+            else:
+                read = await asyncio.to_thread(reading.read, incoming, row["at"])
         except RequestRejected as rejection:
             raise StillRefused(_words(rejection, row["headers"])) from None
+        _refuse_unknown(read)
+        return read
 
     def _opened(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """As it came, where it is kept sealed."""
@@ -253,6 +258,20 @@ def _ids(read: Read, answers: Sequence[Claimed] = ()) -> list[str]:
         elif not isinstance(one, RejectedItem):
             ids.append(one.id)
     return ids
+
+
+def _refuse_unknown(read: Read) -> None:
+    """Raise StillRefused if a field of an event stood where a credential was left out."""
+    for one in read if isinstance(read, list) else ():
+        if isinstance(one, RejectedItem):
+            continue
+        envelope = one.envelope if isinstance(one, Claim) else one
+        for name in ("id", "type", "account"):
+            if NOT_KEPT in (getattr(envelope, name) or ""):
+                raise StillRefused(
+                    f"its {name} stood in a header or a query parameter that was left out, because"
+                    " its name is that of a credential: have the sender deliver it again"
+                )
 
 
 def _outcome(answers: Sequence[Claimed]) -> Literal["accepted", "duplicate", "ignored"]:

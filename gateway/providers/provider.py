@@ -238,6 +238,9 @@ class Provider:
     """What it must see when its signature is wrong."""
     credentials: frozenset[str] = CREDENTIALS
     """Headers that are never stored."""
+    headers: frozenset[str] = frozenset()
+    """Headers that a scheme reads, apart from credentials: rejected requests are kept with them,
+    whatever their names are."""
     tells_livemode: bool = False
     """Whether it tells live events from test events."""
     wants_token: bool = False

@@ -18,6 +18,7 @@ from gateway.errors import (
     Overloaded,
     RequestRejected,
     StorageUnavailable,
+    TokenMissing,
     Unauthorized,
     UnsupportedCoding,
     UnsupportedEncoding,
@@ -135,11 +136,14 @@ class Door(ABC):
 
     def _without_body(self, scope: Scope) -> Answer:
         """To another method than POST."""
+        headers = self._headers(scope)
         try:
-            if not self._knows(self._headers(scope)):
-                raise Unauthorized("no bearer token, or a wrong one")
+            if not self._knows(headers):
+                raise _unauthorized(headers)
             self._gate.check_address(scope)
             answer = self._greet(scope) or answers.METHOD_NOT_ALLOWED
+        except TokenMissing as missing:
+            return self._refused(missing)
         except RequestRejected as rejection:
             answer = self._refused(rejection)
         if answer.status >= REFUSED:
@@ -159,7 +163,7 @@ class Door(ABC):
                 headers = self._headers(scope)
                 if not self._knows(headers):
                     await drain(receive)
-                    raise Unauthorized("no bearer token, or a wrong one")
+                    raise _unauthorized(headers)
                 await self._turn_away_others(scope, receive)
                 if (encoding := _encoding(headers)) is not None:
                     await drain(receive)
@@ -179,7 +183,7 @@ class Door(ABC):
             return answers.OVERLOADED
         except RequestRejected as rejection:
             self._keep(rejection, scope, headers, body)
-            if not rejection.is_verified:
+            if rejection.counts_against_address:
                 self._gate.limiter.refused(scope, len(body or b""))
             return self._refused(rejection)
         except StorageUnavailable as error:
@@ -239,6 +243,13 @@ def _joined(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     for name, value in pairs:
         values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
     return {name: ", ".join(several) for name, several in values.items()}
+
+
+def _unauthorized(headers: Headers) -> Unauthorized:
+    """Return why a request without a right bearer token is rejected."""
+    if "authorization" in headers:
+        return Unauthorized("a wrong bearer token")
+    return TokenMissing("no bearer token")
 
 
 def _encoding(headers: Headers) -> RequestRejected | None:

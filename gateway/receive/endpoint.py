@@ -1,7 +1,7 @@
 """One route's URL: signature, claim, answer."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -143,7 +143,7 @@ class Endpoint(Door):
         else:
             taken = await self._take_traced(self._traces, read, scope, incoming, received_at)
         if self._provider.keyed_by_digest:
-            self._keep_repeated(read, taken, scope, incoming)
+            await self._keep_repeated(read, taken, scope, incoming)
         reached("claim.answering")
         return answers.received(taken, self._provider.acknowledgement)
 
@@ -172,18 +172,36 @@ class Endpoint(Door):
         self._complain("accepted_unverified", code=refusal.code, reason=refusal.reason)
         return read
 
-    def _keep_repeated(
+    async def _keep_repeated(
         self,
         read: Sequence[Claim | Envelope | RejectedItem],
         taken: Sequence[Taken],
         scope: Scope,
         incoming: Incoming,
     ) -> None:
-        """Keep a request that is a duplicate because of its body: it may be another event."""
-        for claim, one in zip(read, taken, strict=True):
-            if isinstance(claim, Claim) and one.event_id != claim.envelope.id:
-                reason = f"its body is that of event {one.event_id}: a retry, or another event"
-                self._keep(Duplicate(reason), scope, incoming.headers, incoming.body)
+        """Keep duplicates because of their bodies, before the answer: each may be another event."""
+        split = self._provider.split
+        items = [incoming] if split is None else split(incoming)
+        repeated: list[TurnedAway] = []
+        for item, claim, one in zip(items, read, taken, strict=True):
+            if not isinstance(claim, Claim) or one.event_id == claim.envelope.id:
+                continue
+            reason = f"its body is that of event {one.event_id}: a retry, or another event"
+            body = self._route.redacted(item.headers, item.body)
+            if claim.verified_by is None or len(body) > self._remembering.largest_body:
+                self._keep(Duplicate(reason), scope, item.headers, item.body)
+                continue
+            request = self._turned_away(Duplicate(reason), scope, item.headers, body)
+            repeated.append(request._replace(verified_by=claim.verified_by))
+        if not repeated:
+            return
+        try:
+            await self._keep_durably(self._remembering.keep_duplicates, repeated)
+        except StorageUnavailable as error:
+            if self._retries:
+                raise
+            self._complain("duplicates_not_kept", reason=f"{error}; kept as soon as possible")
+            self._remembering.keep_later(repeated)
 
     def _keep(
         self,
@@ -258,7 +276,7 @@ class Endpoint(Door):
             request = self._turned_away(rejection, scope, items[n].headers, body)
             requests.append(request._replace(verified_by=verified_by))
         try:
-            await self._keep_durably(requests)
+            await self._keep_durably(self._remembering.keep_items, requests)
         except (StorageUnavailable, NoRoom) as error:
             if self._retries:
                 if isinstance(error, StorageUnavailable):
@@ -266,21 +284,30 @@ class Endpoint(Door):
                 first = next(iter(rejected.values()))
                 raise BadPayload(f"{first.reason}; {NO_ROOM}") from None
             # A sender that never retries would not send the batch again either.
-            self._complain("items_not_kept", reason=str(error) or NO_ROOM)
-            for request in requests:
-                self._remembering.keep(request)
+            if isinstance(error, NoRoom):
+                self._complain("items_not_kept", reason="too many items wait to be released")
+                self._remembering.list_items(requests)
+            else:
+                self._complain("items_not_kept", reason=f"{error}; kept as soon as possible")
+                self._remembering.keep_later(requests)
         for rejection in rejected.values():
             self._count(rejection.code)
             self._complain("item_rejected", code=rejection.code, reason=rejection.reason)
 
-    async def _keep_durably(self, requests: Sequence[TurnedAway]) -> None:
+    async def _keep_durably(
+        self,
+        keep: Callable[[Sequence[TurnedAway]], Awaitable[None]],
+        requests: Sequence[TurnedAway],
+    ) -> None:
         if self._claimer.is_away:
             raise StorageUnavailable("Postgres is away")
-        with self._deadlines.within(self._keep_s, self._items_late):
-            await self._remembering.keep_items(requests)
+        with self._deadlines.within(self._keep_s, self._kept_late):
+            await keep(requests)
 
-    def _items_late(self) -> Exception:
-        return StorageUnavailable(f"rejected items not kept within {self._keep_s:g} s")
+    def _kept_late(self) -> Exception:
+        return StorageUnavailable(
+            f"rejected items or duplicates not kept within {self._keep_s:g} s"
+        )
 
     async def _take(self, claim: Claim | Envelope | RejectedItem) -> Taken:
         if isinstance(claim, RejectedItem):

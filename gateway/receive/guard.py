@@ -22,22 +22,27 @@ class Credential(NamedTuple):
     limiter: Strangers
 
 
-def check_bearer(scope: Scope, authorization: str, accepted: Sequence[Credential]) -> Answer | None:
+def check_bearer(
+    scope: Scope, authorization: str | None, accepted: Sequence[Credential]
+) -> Answer | None:
     """Return None if the request bears an accepted token, or else the answer to it.
 
     An address that is known for the very token that it shows is always let in. Otherwise, after too
     many wrong tokens not even a right one is let in for a moment: guessing would be as fast as
-    before. A wrong token is a guess at everything that the endpoint accepts.
+    before. A wrong token is a guess at everything that the endpoint accepts, and so is a malformed
+    Authorization header. A request without the header (None), such as that of a browser or of a
+    health check, is no guess.
     """
     # Whether a token is right must not show in the time that a 429 takes.
     known = [one.limiter.knows(scope) for one in accepted]
-    shown = [find_borne(authorization, one.tokens) is not None for one in accepted]
+    shown = [find_borne(authorization or "", one.tokens) is not None for one in accepted]
     is_known_holder = any(a and b for a, b in zip(known, shown, strict=True))
     if not is_known_holder:
         if any(one.limiter.are_over(scope) for one in accepted):
             return answers.NOT_LOOKED_AT
         if not any(shown):
-            for one in accepted:
+            guessed = () if authorization is None else accepted
+            for one in guessed:
                 one.limiter.refused(scope)
             return answers.UNAUTHORIZED
     for one, is_shown in zip(accepted, shown, strict=True):
@@ -56,11 +61,12 @@ class TokenGuard:
     def refusal(self, request: Request, *tokens: Secret) -> Answer | None:
         """Return None if the request bears one of the tokens, or else the answer to it."""
         accepted = [Credential((token.reveal(),), self._limiters.of(token)) for token in tokens]
-        authorization = request.headers.get("authorization", "")
+        authorization = request.headers.get("authorization")
         refusal = check_bearer(request.scope, authorization, accepted)
-        if refusal is not None:
-            is_limited = refusal is answers.NOT_LOOKED_AT
-            self._refused.labels("TOO_MANY_REFUSED" if is_limited else "UNAUTHORIZED").inc()
+        if refusal is answers.NOT_LOOKED_AT:
+            self._refused.labels("TOO_MANY_REFUSED").inc()
+        elif refusal is not None:
+            self._refused.labels("NO_TOKEN" if authorization is None else "UNAUTHORIZED").inc()
         return refusal
 
 

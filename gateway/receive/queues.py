@@ -81,8 +81,9 @@ class Queues:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         queue, id = _named(scope["path"])
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        refusal = check_bearer(scope, given.decode("latin-1"), self._accepted(queue))
+        given = dict(scope["headers"]).get(b"authorization")
+        authorization = None if given is None else given.decode("latin-1")
+        refusal = check_bearer(scope, authorization, self._accepted(queue))
         if refusal is not None:
             if refusal is answers.UNAUTHORIZED:
                 await drain(receive)

@@ -106,8 +106,8 @@ class Reading:
                 raise
             return RejectedItem(self._discreet(rejection), verified_by)
 
-    def read_kept_item(self, item: Incoming, verified_by: str, now: datetime) -> Read:
-        """Read a rejected item once more. Its batch was verified when it came."""
+    def read_verified(self, item: Incoming, verified_by: str, now: datetime) -> Read:
+        """Read a rejected item or a duplicate once more. It was verified when it came."""
         try:
             return [self._claim(item, verified_by, None, now)]
         except BadPayload as rejection:

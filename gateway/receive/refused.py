@@ -1,14 +1,16 @@
 """Writes down what was refused, after the answer and never in its way."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 from prometheus_client import Counter
 
-from gateway.errors import StorageUnavailable
+from gateway.errors import Duplicate, StorageUnavailable
 from gateway.ledger.connection import TROUBLE, Connection, Opener, close_quietly, describe
 from gateway.ledger.refusals import Refusal, note_refusals
 from gateway.ledger.rejected import (
@@ -37,7 +39,23 @@ BREATH_S: Final = 0.01
 
 STOP_S: Final = 2.0
 
+MOST_LATER: Final = 1_000
+MOST_LATER_BYTES: Final = 8 * 1024 * 1024
+"""How many rejected items and duplicates of senders that never retry may wait for Postgres."""
+
+NO_ROOM: Final = "it cannot be released, since too many rejected items of the route wait for that"
+
 log = structlog.get_logger("gateway.receive")
+
+Keep = Callable[[Connection, Sequence[Rejected], Bounds], Awaitable[int | None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A request whose answer waits until its duplicates are committed."""
+
+    rows: list[Rejected]
+    committed: asyncio.Future[None]
 
 
 class Refused:
@@ -55,8 +73,8 @@ class Refused:
         """Knows the secrets: replaced when they are."""
         self._bounds = bounds
         self.largest_body = largest_body
-        self._kept, self._left_out, self._lost = (
-            counted.labels(outcome) for outcome in ("kept", "left_out", "lost")
+        self._kept, self._left_out, self._lost, self._trimmed = (
+            counted.labels(outcome) for outcome in ("kept", "left_out", "lost", "trimmed")
         )
         self._replayed: list[Refusal] = []
         self._waiting = Waiting()
@@ -64,7 +82,10 @@ class Refused:
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._keeping = asyncio.Lock()
-        """One connection at a time keeps rejected items."""
+        """One connection at a time keeps rejected items and duplicates."""
+        self._duplicates: list[_Waiter] = []
+        self._later: deque[TurnedAway] = deque()
+        """Rejected items and duplicates of senders that never retry, until they are committed."""
 
     def note(self, refusal: Refusal) -> None:
         """Takes an id to write down, unless there have been enough of them this second."""
@@ -91,14 +112,82 @@ class Refused:
         if not self._bounds.rows or any(row.body is None for row in rows):
             raise NoRoom
         async with self._keeping:
-            connection = await self._opener.reach()
-            try:
-                await keep_items(connection, rows, self._bounds)
-            except TROUBLE as error:
-                raise StorageUnavailable(f"not kept: {describe(error)}") from error
-            finally:
-                await close_quietly(connection)
+            await self._commit(keep_items, rows)
+
+    async def keep_duplicates(self, requests: Sequence[TurnedAway]) -> None:
+        """Commit duplicates of a sender without event ids, before they are acknowledged.
+
+        Requests that wait for a commit meanwhile share the next one. Raises StorageUnavailable.
+        """
+        if not self._bounds.rows:
+            return
+        rows = await asyncio.to_thread(self._record, requests)
+        waiter = _Waiter(rows, asyncio.get_running_loop().create_future())
+        self._duplicates.append(waiter)
+        try:
+            async with self._keeping:
+                if not waiter.committed.done():
+                    await self._commit_duplicates()
+            await waiter.committed
+        finally:
+            waiter.committed.cancel()  # if this request was given up: nobody waits for it
+
+    async def _commit_duplicates(self) -> None:
+        waiters = [waiter for waiter in self._duplicates if not waiter.committed.done()]
+        self._duplicates = []
+        try:
+            await self._commit(keep_rejected, [row for waiter in waiters for row in waiter.rows])
+        except StorageUnavailable as error:
+            for waiter in waiters:
+                if not waiter.committed.done():
+                    waiter.committed.set_exception(StorageUnavailable(str(error)))
+        except BaseException:
+            self._duplicates += waiters  # the next of these requests commits them
+            raise
+        else:
+            for waiter in waiters:
+                if not waiter.committed.done():
+                    waiter.committed.set_result(None)
+
+    async def _commit(self, keep: Keep, rows: Sequence[Rejected]) -> None:
+        connection = await self._opener.reach()
+        try:
+            self._note_trimmed(await keep(connection, rows, self._bounds))
+        except TROUBLE as error:
+            raise StorageUnavailable(f"not kept: {describe(error)}") from error
+        finally:
+            await close_quietly(connection)
         self._kept.inc(len(rows))
+
+    def _note_trimmed(self, duplicates: int | None) -> None:
+        if duplicates:
+            self._trimmed.inc(duplicates)
+            log.warning("duplicates_trimmed", duplicates=duplicates, rows=self._bounds.rows)
+
+    def keep_later(self, requests: Sequence[TurnedAway]) -> None:
+        """Commit rejected items and duplicates as soon as Postgres takes them.
+
+        Their sender never retries, so they wait in memory. Those that do not fit are kept like
+        any rejected request.
+        """
+        for request in requests:
+            held_bytes = sum(map(_size, (*self._later, request)))
+            if len(self._later) < MOST_LATER and held_bytes <= MOST_LATER_BYTES:
+                self._later.append(request)
+            elif request.code == Duplicate.code:
+                self.keep(request)
+            else:
+                self.list_items([request])
+        self._start()
+
+    def list_items(self, requests: Sequence[TurnedAway]) -> None:
+        """Keep rejected items that find no room like any rejected request.
+
+        They give way to others and cannot be released.
+        """
+        for request in requests:
+            reason = f"{request.reason}; {NO_ROOM}"
+            self.keep(request._replace(reason=reason, verified_by=None))
 
     def _record(self, requests: Sequence[TurnedAway]) -> list[Rejected]:
         budget = Budget(HASHED_BYTES)
@@ -110,6 +199,9 @@ class Refused:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=STOP_S)
             self._task.cancel()
+        if self._later:
+            self._lost.inc(len(self._later))
+            log.error("rejected_items_lost", requests=len(self._later))
 
     def _start(self) -> None:
         if self._task is None or self._task.done():
@@ -117,14 +209,18 @@ class Refused:
 
     async def _write(self) -> None:
         pause_s = PAUSE_S
-        while self._replayed or self._waiting:
+        while self._replayed or self._waiting or self._later:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             replayed, self._replayed = self._replayed, []
             waiting, self._waiting = self._waiting, Waiting()
             self._left_out.inc(waiting.left_out)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if waiting.left_out else PAUSE_S
             await self._write_down(replayed, waiting)
+            await self._write_later()
+            is_behind = waiting.left_out or self._later
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if is_behind else PAUSE_S
+            if self._later and self._stopping.is_set():
+                return
 
     async def _write_down(self, replayed: list[Refusal], waiting: Waiting) -> None:
         connection = None
@@ -142,6 +238,32 @@ class Refused:
         finally:
             await close_quietly(connection)
 
+    async def _write_later(self) -> None:
+        """Commit what waits for Postgres: all of a route and kind at once, or else one of them."""
+        while self._later:
+            first = self._later[0]
+            alike = [one for one in self._later if _kind(one) == _kind(first)]
+            if await self._write_alike(alike) or await self._write_alike([first]):
+                continue
+            self._later.rotate(-1)  # begin with another: this one may be what is wrong
+            return
+
+    async def _write_alike(self, requests: Sequence[TurnedAway]) -> bool:
+        """Return whether these requests no longer wait."""
+        is_duplicate = requests[0].code == Duplicate.code
+        try:
+            await (self.keep_duplicates if is_duplicate else self.keep_items)(requests)
+        except NoRoom:
+            if len(requests) > 1:
+                return False
+            self.list_items(requests)
+        except StorageUnavailable as error:
+            log.warning("refusals_not_noted", error=describe(error), requests=len(self._later))
+            return False
+        written = {id(request) for request in requests}
+        self._later = deque(one for one in self._later if id(one) not in written)
+        return True
+
     async def _keep(self, connection: Connection, requests: list[TurnedAway]) -> None:
         is_stale = any(request.code == "STALE_TIMESTAMP" for request in requests)
         clocks = await compare_clocks(connection) if is_stale else None
@@ -150,4 +272,13 @@ class Refused:
             # One by one: all at once they would hold the interpreter for twenty milliseconds.
             rows.append(await asyncio.to_thread(self.recorder.record, request, clocks, budget))
             await asyncio.sleep(BREATH_S)
-        await keep_rejected(connection, rows, self._bounds)
+        self._note_trimmed(await keep_rejected(connection, rows, self._bounds))
+
+
+def _kind(request: TurnedAway) -> tuple[str, bool]:
+    return request.route, request.code == Duplicate.code
+
+
+def _size(request: TurnedAway) -> int:
+    headers = sum(len(name) + len(value) for name, value in request.headers.items())
+    return len(request.body or b"") + headers

@@ -34,11 +34,18 @@ def is_credential(name: str) -> bool:
 class Scrubber:
     """Knows the secrets of this gateway, so that none of them is kept wherever it stands."""
 
-    def __init__(self, secrets: Iterable[bytes], headers: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        secrets: Iterable[bytes],
+        headers: Iterable[str] = (),
+        harmless: Iterable[str] = (),
+    ) -> None:
         self._secrets = tuple(secret for secret in secrets if len(secret) >= FEWEST_BYTES)
         self._texts = tuple(secret.decode("latin-1") for secret in self._secrets)
         self._headers = frozenset(headers)
         """Which carry a token by themselves, whatever they are called."""
+        self._harmless = frozenset(harmless)
+        """Which a scheme reads as part of an event, whatever they are called."""
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """All of them, those with a credential without their value."""
@@ -57,7 +64,8 @@ class Scrubber:
         return _PARAMETER.sub(_parameter, path)
 
     def _value(self, name: str, value: str) -> str:
-        if name in self._headers or is_credential(name) or self._has_secret(value):
+        is_secret = name in self._headers or (name not in self._harmless and is_credential(name))
+        if is_secret or self._has_secret(value):
             return NOT_KEPT
         return value[:LONGEST_VALUE].replace("\0", "")
 

@@ -8,7 +8,6 @@ from gateway.ledger.claims import Claim
 from gateway.ledger.sealed import Vault, open_event
 from gateway.receive.refused import Refused
 from gateway.receive.turned_away import TurnedAway
-from gateway.redaction import RedactAt
 from gateway.routes import Route
 
 
@@ -20,28 +19,30 @@ class SpooledDuplicates:
     vault: Vault
     refused: Refused
 
-    def keep(self, claim: Claim, first_event_id: str) -> None:
-        """Keep the request that a claim from the spool was made of."""
+    async def keep(self, claim: Claim, first_event_id: str) -> None:
+        """Keep the request that a claim from the spool was made of. Raises StorageUnavailable."""
         route = self.routes.get(claim.route)
         if route is None:
             return
         headers, body = self._opened(claim)
-        is_cut = route.redaction is not None and route.redaction.at is RedactAt.STORE
-        is_kept = body is not None and len(body) <= self.refused.largest_body and not is_cut
-        self.refused.keep(
-            TurnedAway(
-                route=claim.route,
-                at=claim.received_at,
-                code=Duplicate.code,
-                reason=f"its body is that of event {first_event_id}: a retry, or another event;"
-                " it was acknowledged from the spool",
-                scope={"method": "POST", "raw_path": route.path.encode(), "query_string": b""},
-                headers=headers,
-                body=body if is_kept else None,
-                body_bytes=None if body is None else len(body),
-                address=None,
-            )
+        is_kept = body is not None and len(body) <= self.refused.largest_body
+        request = TurnedAway(
+            route=claim.route,
+            at=claim.received_at,
+            code=Duplicate.code,
+            reason=f"its body is that of event {first_event_id}: a retry, or another event;"
+            " it was acknowledged from the spool",
+            scope={"method": "POST", "raw_path": route.path.encode(), "query_string": b""},
+            headers=headers,
+            body=body if is_kept else None,
+            body_bytes=None if body is None else len(body),
+            address=None,
+            verified_by=claim.verified_by,
         )
+        if is_kept and claim.verified_by is not None:
+            await self.refused.keep_duplicates([request])
+        else:
+            self.refused.keep(request)
 
     def _opened(self, claim: Claim) -> tuple[Mapping[str, str], bytes | None]:
         if claim.key_id is None:

@@ -28,7 +28,7 @@ class TurnedAway(NamedTuple):
     shadow: bool = False
     """Whether it was accepted all the same."""
     verified_by: str | None = None
-    """The secret under which a batch was verified, of which this is an item."""
+    """The secret under which it was verified: an item of an accepted batch, or a duplicate."""
 
     @property
     def sender(self) -> str:

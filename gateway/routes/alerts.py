@@ -21,6 +21,7 @@ SHORTEST_REPEAT: Final = timedelta(minutes=1)
 LONGEST_REPEAT: Final = timedelta(days=30)
 LONGEST_BACKLOG: Final = timedelta(days=30)
 DEAD: Final = 1
+EFFECTS: Final = 1
 BACKLOG: Final = timedelta(minutes=10)
 REPEAT: Final = timedelta(hours=1)
 URL_IN_IT: Final = "the URL in it, and nothing else"
@@ -49,6 +50,10 @@ class AlertsSection(Section):
         default=BACKLOG,
         description="How long a delivery may be due before that raises an alert; 0s: for ever.",
     )
+    effects: Annotated[int, Strict(), Field(ge=0, le=MOST_DEAD)] = Field(
+        default=EFFECTS,
+        description="How many effects of unknown outcome of a handler raise an alert; 0: none do.",
+    )
     repeat: Annotated[Duration, lasting(SHORTEST_REPEAT, LONGEST_REPEAT)] = Field(
         default=REPEAT,
         description="After how long an alert that still stands is told again, at the earliest.",
@@ -76,6 +81,8 @@ class Alerts:
     """0: never."""
     backlog: timedelta = BACKLOG
     """Zero: never."""
+    effects: int = EFFECTS
+    """0: never."""
     repeat: timedelta = REPEAT
     webhook: str | SecretRef | None = field(default=None, repr=False)
     sign: SecretRef | None = None
@@ -89,6 +96,7 @@ def make_alerts(section: AlertsSection | None) -> Alerts:
     return Alerts(
         dead=section.dead,
         backlog=section.backlog,
+        effects=section.effects,
         repeat=section.repeat,
         webhook=section.webhook.url if section.webhook else None,
         sign=section.webhook.sign if section.webhook else None,

@@ -1,5 +1,6 @@
 """Reads and checks a routes.yaml, and the secrets that it refers to."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from gateway.notation.problems import (
     Location,
     Refusal,
     Unexpected,
+    as_list,
     describe,
     one_of,
     refusals,
@@ -44,6 +46,8 @@ from gateway.secrets import (
     HANDSHAKE,
     HOOK_KEY,
     LITERAL,
+    REFERENCE_EXPECTED,
+    REFERENCE_PATTERN,
     Secret,
     SecretRef,
     SecretUnusable,
@@ -55,6 +59,7 @@ PAYLOAD_RETENTION: Final = timedelta(days=14)
 SECRET_KEYS: Final = frozenset(
     {"secrets", "tokens", "api_key", "token", "private_key", "keys", "digest_key", "verify_token"}
 )
+SECRET_LISTS: Final = frozenset({"secrets", "tokens", "keys"})
 OUTBOUND_KEYS: Final = frozenset({"url", "headers", "sign"})
 """Whose values can be secrets, also where they are not what they should be."""
 ALERT_KEYS: Final = frozenset({"alerts", "webhook", "slack", "url", "sign"})
@@ -292,8 +297,14 @@ def _problem(document: Document, refusal: Refusal) -> Problem:
     if refusal.unknown:
         keys = known_keys(location[:-1], document.value)
         expected = one_of(keys, like=str(location[-1]))
+    elif refusal.unlisted is not None and re.fullmatch(REFERENCE_PATTERN, refusal.unlisted):
+        found, expected = refusal.unlisted, f"{expected}: write {as_list(refusal.unlisted)}"
     elif _may_hold_a_secret(refusal) and found not in SHAPES:
         found = LITERAL
+        if refusal.quotes and SECRET_LISTS.intersection(location[-1:]):
+            expected = f"a list with {REFERENCE_EXPECTED}"
+    elif refusal.unlisted is not None and found == repr(refusal.unlisted):  # shown, and in full
+        expected = f"{expected}: write {as_list(refusal.unlisted)}"
     return document.lines.problem(location, found=found, expected=expected)
 
 

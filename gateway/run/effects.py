@@ -6,33 +6,34 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal
 
-import httpx
 import orjson
 import structlog
 
-from gateway.errors import NotSent, StorageUnavailable
+from gateway.errors import StorageUnavailable
 from gateway.failpoints import reached
 from gateway.ledger.connection import LOST, TROUBLE, Pool, describe
-from gateway.ledger.effects import Effect, begin_effect, finish_effect, release_effect
+from gateway.ledger.effects import (
+    Effect,
+    begin_effect,
+    finish_effect,
+    mark_effects_unknown,
+    note_effect_error,
+    release_effect,
+)
 from gateway.ledger.sealed import Vault
 from gateway.model import Lease
+from gateway.run.outcome import CallOutcome, classify, counting_requests, describe_error
 
 Unknown = Literal["retry", "skip"]
-"""What to do about a call of which nobody knows whether it came through."""
-
-NOT_SENT: Final = (
-    NotSent,
-    ConnectionRefusedError,
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.UnsupportedProtocol,
-)
-"""Errors that prove that nothing was sent: there was no connection to send it on."""
+"""What the next run does about a call whose outcome is unknown."""
+NotDone = tuple[type[BaseException], ...]
+"""Exceptions by which a handler says that its call was not done."""
 
 LONGEST_NAME: Final = 200
 LARGEST_RESULT_BYTES: Final = 1024 * 1024
 KEEP_AGAIN_S: Final = 0.5
+NOTE_S: Final = 2.0
+"""How long a failed call may wait until its error is kept: its run may be shutting down."""
 
 
 class Effects:
@@ -47,12 +48,18 @@ class Effects:
         self._log = log
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._made: set[str] = set()
+        self._failed: set[str] = set()
+        """Effects whose last call in this run failed, so that its outcome is unknown."""
 
     async def once(
-        self, name: str, call: Callable[[], Any | Awaitable[Any]], unknown: Unknown
+        self,
+        name: str,
+        call: Callable[[], Any | Awaitable[Any]],
+        unknown: Unknown,
+        not_done: NotDone,
     ) -> Any:
-        """Makes the call, unless it was made before."""
-        _check(name, unknown)
+        """Make the call, unless it was made before."""
+        _check(name, unknown, not_done)
         async with self._turns[name]:
             if name in self._made:
                 raise ValueError(
@@ -61,13 +68,14 @@ class Effects:
                 )
             effect = await self._begin_or_undo(name, again=unknown == "retry")
             self._made.add(name)
+            self._failed.discard(name)
             if effect.is_done:
                 return effect.result
             if not effect.is_ours:
                 self._log.warning("effect_unknown", effect=name, begun_at=effect.begun_at)
                 return None
             reached("effect.begun")
-            result = await self._call(name, call)
+            result = await self._call(name, call, not_done)
             reached("effect.called")
             kept = await self._keep(name, result)
             reached("effect.kept")
@@ -91,15 +99,39 @@ class Effects:
         except LOST as error:
             raise StorageUnavailable(f"once({name!r}): {describe(error)}") from error
 
-    async def _call(self, name: str, call: Callable[[], Any | Awaitable[Any]]) -> Any:
+    async def _call(
+        self, name: str, call: Callable[[], Any | Awaitable[Any]], not_done: NotDone
+    ) -> Any:
+        with counting_requests() as made:
+            try:
+                result = call()
+                return await result if inspect.isawaitable(result) else result
+            except BaseException as error:
+                self._made.discard(name)  # the handler may catch it and try again
+                if classify(error, made, not_done) is CallOutcome.NOT_DONE:
+                    await self._insist(lambda: release_effect(self._ledger, self._lease, name))
+                else:
+                    self._failed.add(name)
+                    await self._note(name, error)
+                raise
+
+    async def _note(self, name: str, error: BaseException) -> None:
+        """Keep what is known for people to read; without it the effect is listed all the same."""
         try:
-            result = call()
-            return await result if inspect.isawaitable(result) else result
-        except BaseException as error:
-            self._made.discard(name)  # the handler may catch it and try again
-            if isinstance(error, NOT_SENT):
-                await self._insist(lambda: release_effect(self._ledger, self._lease, name))
-            raise
+            async with asyncio.timeout(NOTE_S):
+                await note_effect_error(self._ledger, self._lease, name, describe_error(error))
+        except TROUBLE as trouble:
+            self._log.warning("effect_error_not_kept", effect=name, error=describe(trouble))
+
+    async def finish(self) -> None:
+        """Before the delivery completes: mark effects as unknown if the handler caught the errors
+        of their calls."""
+        if not self._failed:
+            return
+        try:
+            await mark_effects_unknown(self._ledger, self._lease, sorted(self._failed))
+        except LOST as error:
+            raise StorageUnavailable(f"effects of unknown outcome: {describe(error)}") from error
 
     async def _keep(self, name: str, result: Any) -> Any:
         """It happened, whatever becomes of its result: that comes first."""
@@ -130,7 +162,7 @@ class Effects:
                 await asyncio.sleep(KEEP_AGAIN_S)
 
 
-def _check(name: str, unknown: str) -> None:
+def _check(name: str, unknown: str, not_done: NotDone) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise ValueError(
             f"ctx.once: name: found {name!r}; expected a short text that tells this effect from "
@@ -138,3 +170,10 @@ def _check(name: str, unknown: str) -> None:
         )
     if unknown not in ("retry", "skip"):
         raise ValueError(f"ctx.once({name!r}): unknown: found {unknown!r}; expected retry or skip")
+    if not isinstance(not_done, tuple) or not all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in not_done
+    ):
+        raise ValueError(
+            f"ctx.once({name!r}): not_done: found {not_done!r:.80}; expected a tuple of exception "
+            "classes, such as not_done=(MailRefused,)"
+        )

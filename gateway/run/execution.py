@@ -34,10 +34,11 @@ from gateway.redaction.hiding import Hide
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.concealment import conceal
-from gateway.run.context import Context, outbox_of
+from gateway.run.context import Context, finish_effects, outbox_of, transaction_of
 from gateway.run.hiding import hiding
 from gateway.run.once_per import AtIt, DoneBefore, OncePer
 from gateway.run.policy import HandlerTimeout, decide, summary
+from gateway.run.transaction import DeliveryTransaction
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
     from gateway.traces.spans import Traces
@@ -101,6 +102,10 @@ class Execution:
         return Context(lease=self.lease, subscription=self.subscription, bench=self._bench)
 
     @property
+    def _transaction(self) -> DeliveryTransaction:
+        return transaction_of(self._context)
+
+    @property
     def was_stopped(self) -> bool:
         """Whether the delivery was to be given back before its handler had ended."""
         return self._stopped_because is not None
@@ -119,7 +124,7 @@ class Execution:
     async def hand_back(self) -> None:
         """Give the delivery back although its handler has not stopped, so that a graceful shutdown
         is not taken for a lost worker. The fence makes it a no-op if the run was settled."""
-        self._context.db.abandon()
+        self._transaction.abandon()
         because = self._stopped_because or "the worker was shut down"
         try:
             async with asyncio.timeout(HAND_BACK_S):
@@ -153,7 +158,7 @@ class Execution:
             self._bench.metrics.repaired("fenced")
             return None
         finally:
-            await self._context.db.close()
+            await self._transaction.close()
         self._report(settlement, time.monotonic() - started, settled - returned)
         if settlement.status is Status.PENDING:
             self._bench.on_retry(settlement.delay)
@@ -253,7 +258,7 @@ class Execution:
         done, _ = await asyncio.wait({handler}, timeout=STOP_S)
         if not done:
             self._context.log.error("handler_ignores_cancellation")
-            self._context.db.abandon()
+            self._transaction.abandon()
             handler.add_done_callback(_consume)
         timeout_s = self.subscription.timeout.total_seconds()
         if self.subscription.forward is not None:
@@ -273,13 +278,13 @@ class Execution:
             error = await self._check_transaction(error)
         hide = await hiding(self._bench.config, self.lease.event)
         settlement = conceal(await self._judge(error, hide), error, self.lease, self._bench.vault)
-        await self._context.db.close()
+        await self._transaction.close()
         return await self._settle_apart(settlement)
 
     async def _check_transaction(self, error: BaseException) -> BaseException:
         """Return the error, or a worse one: that the handler had committed before it failed."""
         try:
-            await self._context.db.check_transaction()
+            await self._transaction.check_transaction()
         except TransactionEnded as ended:
             ended.__cause__ = error
             return ended
@@ -287,19 +292,23 @@ class Execution:
 
     async def _complete(self) -> BaseException | None:
         """Commits effect and completion as one; returns what stood in the way."""
-        if not self._context.db.used and self._once_per is None:
+        try:
+            await finish_effects(self._context)
+        except StorageUnavailable as error:
+            return error
+        if not self._transaction.used and self._once_per is None:
             await self._settle_apart(DONE)
             return None
         try:
             async with asyncio.timeout(self._bench.patience.total_seconds()):
                 if self._once_per is not None:
-                    await self._context.db.take_own_role()
-                    await self._once_per.keep(self._context.db.run_own)
-                await self._context.db.complete(self.lease, chain=self._is_more())
+                    await self._transaction.take_own_role()
+                    await self._once_per.keep(self._transaction.run_own)
+                await self._transaction.complete(self.lease, chain=self._is_more())
                 reached("settle.committed")
         except (*TROUBLE, RuntimeError, TransactionEnded) as error:
             if isinstance(error, TimeoutError):
-                self._context.db.abandon()
+                self._transaction.abandon()
             return error
         return None
 
@@ -342,12 +351,12 @@ class Execution:
 
     async def _is_away(self, error: BaseException) -> bool:
         """Whether the server is not there any more, or is no longer the one that is written to."""
-        if _is_because(error, READ_ONLY) and await self._context.db.is_read_only():
-            self._context.db.give_up()
+        if _is_because(error, READ_ONLY) and await self._transaction.is_read_only():
+            self._transaction.give_up()
             return True
-        is_away = self._context.db.lost or isinstance(error, StorageUnavailable)
+        is_away = self._transaction.lost or isinstance(error, StorageUnavailable)
         if _is_because(error, MIXED_UP):
-            self._context.db.abandon()  # the next delivery must not get this session
+            self._transaction.abandon()  # the next delivery must not get this session
         return is_away
 
     async def _settle_apart(self, settlement: Settlement) -> Settlement:

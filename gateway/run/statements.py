@@ -2,7 +2,8 @@
 
 `gateway.settle_done` proves afterwards that the transaction is the one that began with the lease,
 but what a handler has committed by then cannot be undone. So the usual case, `COMMIT` in the text
-of a statement, is found before it is sent. When in doubt, the text passes.
+of a statement, is found before it is sent. The text is split into tokens as Postgres does it. How a
+text with a syntax error is read does not matter: Postgres parses all of it before it runs a part.
 """
 
 import re
@@ -17,31 +18,54 @@ SUSPECT: Final = re.compile(
 )
 """Texts without any of these words need no further look."""
 
-AMBIGUOUS: Final = "\\'"
-"""Whether this quote ends its literal depends on the kind of the literal, and on the setting
-standard_conforming_strings. Such texts are not looked at."""
+SPACE: Final = r"[ \t\r\n\f\v]"
+NAME_START: Final = r"[a-zA-Z_\x80-\U0010ffff]"
+NAME_PART: Final = r"[a-zA-Z_0-9\x80-\U0010ffff]"
+"""Any character outside ASCII belongs to a name, even a no-break space."""
 
-TOKEN: Final = re.compile(
-    r"""
-    --[^\r\n]*
-  | '[^']*' | "[^"]*"                                         # '' inside counts as two literals
-  | (?<![\w$]) \$(?P<tag>(?:[^\W\d]\w*)?)\$ .*? \$(?P=tag)\$
-  | (?P<comment> /\* )
-  | (?P<word>    [^\W\d][\w$]* )
-  | (?P<end>     ; )
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-"""The lexical rules of Postgres, as far as they decide where a statement begins:
-https://www.postgresql.org/docs/current/sql-syntax-lexical.html"""
+STANDARD: Final = r"'[^']*(?:'|\Z)"
+"""A string constant without escapes. With a doubled quote inside it is read as two constants."""
+
+ESCAPED: Final = r"'(?:[^'\\]|\\.?|'')*+(?:'|\Z)"
+"""A string constant in which a backslash escapes the character behind it."""
+
+CONTINUED: Final = rf"""
+    (?: (?> (?:[ \t\f\v]|--[^\r\n]*)* ) [\r\n] (?> (?:{SPACE}|--[^\r\n]*[\r\n])* ) {ESCAPED} )*
+"""
+"""Constants with a newline between them are one: the prefix of the first counts for all."""
+
+
+def _tokens(plain: str) -> re.Pattern[str]:
+    """Return the pattern of a token, given the pattern of a string constant without a prefix."""
+    return re.compile(
+        rf"""
+        --[^\r\n]*
+      | (?P<comment> /\* )
+      | (?P<quoted>  [eE]{ESCAPED}{CONTINUED} | (?:[bBxX]|[uU]&){STANDARD} | {plain}
+                   | (?:[uU]&)?"[^"]*(?:"|\Z)
+                   | \$(?P<tag>(?:{NAME_START}{NAME_PART}*)?)\$ .*? (?:\$(?P=tag)\$|\Z) )
+      | (?P<word>    {NAME_START}(?:{NAME_PART}|\$)* )
+      | (?P<mark>    \$?[0-9]+ | [;()/$-] | [^\s;()/$'"a-zA-Z_0-9\x80-\U0010ffff-]+ )
+        """,
+        re.VERBOSE | re.DOTALL,
+    )
+
+
+TOKEN: Final = {True: _tokens(STANDARD), False: _tokens(ESCAPED)}
+"""By the setting standard_conforming_strings. The lexical rules of Postgres are in
+https://www.postgresql.org/docs/current/sql-syntax-lexical.html and src/backend/parser/scan.l."""
 
 COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
+FUNCTION: Final = re.compile(r"create (?:or replace )?(?:function|procedure) ")
+
+QUOTED: Final = "'"
+"""Stands for a string constant or a quoted name among the tokens of a statement."""
 
 CACHED_CHARS: Final = 2_000
 """Longer texts are generated, and seldom come twice: they would only fill the cache."""
 
 ENDS_TRANSACTION: Final = re.compile(
-    r"(?:commit|end|abort|rollback)\b(?!(?: work| transaction)? to\b)|prepare transaction$"
+    r"(?:commit|end|abort|rollback)\b(?!(?: work| transaction)? to\b)|prepare transaction '"
 )
 BREAKS_SESSION: Final = re.compile(r"(?:deallocate(?: prepare)?|reset) all$")
 
@@ -56,53 +80,70 @@ BREAKING: Final = (
 )
 
 
-def check_statement(query: str) -> None:
+def check_statement(query: str, *, standard_strings: bool = True) -> None:
     """Raise StatementRefused if the text must not be sent.
+
+    `standard_strings` is the setting standard_conforming_strings of the session. If it is off, a
+    backslash in a string constant without a prefix is an escape.
 
     Statements inside a function or a DO block are not seen. They cannot end a transaction that was
     begun outside: Postgres refuses that.
     """
     if len(query) <= CACHED_CHARS:
-        _check_cached(query)
+        _check_cached(query, standard_strings)
     else:
-        _check(query)
+        _check(query, standard_strings)
 
 
-def _check(query: str) -> None:
-    if SUSPECT.search(query) is None or AMBIGUOUS in query:
+def _check(query: str, standard_strings: bool) -> None:
+    if SUSPECT.search(query) is None:
         return
-    for statement in _statements(query):
+    for statement in _statements(query, TOKEN[standard_strings]):
         if ENDS_TRANSACTION.match(statement):
-            raise StatementRefused(f"{_quoted(statement)} was not sent: {ENDING}")
+            raise StatementRefused(f"{_shown(statement)} was not sent: {ENDING}")
         if BREAKS_SESSION.match(statement):
-            raise StatementRefused(f"{_quoted(statement)} was not sent: {BREAKING}")
+            raise StatementRefused(f"{_shown(statement)} was not sent: {BREAKING}")
 
 
 _check_cached = lru_cache(maxsize=1024)(_check)
 
 
-def _quoted(statement: str) -> str:
-    return f"`{' '.join(statement.split()[:3]).upper()}`"
+def _shown(statement: str) -> str:
+    words = [token for token in statement.split() if token.isalpha()]
+    return f"`{' '.join(words[:3]).upper()}`"
 
 
-def _statements(query: str) -> Iterator[str]:
-    """Yield the unquoted words of each statement, in lower case, separated by spaces."""
-    words: list[str] = []
-    place, open_bodies = 0, 0
-    while token := TOKEN.search(query, place):
-        place = token.end()
-        if token["comment"]:
+def _statements(query: str, pattern: re.Pattern[str]) -> Iterator[str]:
+    """Yield the tokens of each statement, in lower case, separated by spaces.
+
+    The body of an SQL function (BEGIN ATOMIC ... END) is left out. Its statements end with a
+    semicolon, so that its own END is the one right behind a semicolon, or right behind ATOMIC. Any
+    other END in it belongs to a CASE, or is the name of a column.
+    """
+    tokens: list[str] = []
+    place, depth, in_body = 0, 0, False
+    while found := pattern.search(query, place):
+        place = found.end()
+        if found["comment"]:
             place = _end_of_comment(query, place)
-        elif token["word"]:
-            words.append(token["word"].lower())
-            if words[-2:] == ["begin", "atomic"]:  # the body of an SQL function, up to its END
-                open_bodies = 1
-            elif open_bodies:  # a CASE in the body has an END of its own
-                open_bodies += (words[-1] == "case") - (words[-1] == "end")
-        elif token["end"] and not open_bodies:
-            yield " ".join(words)
-            words = []
-    yield " ".join(words)
+        elif found["mark"] == ";":
+            if not in_body:
+                yield " ".join(tokens)
+            tokens = []
+        elif found["quoted"]:
+            tokens.append(QUOTED)
+        elif found["mark"]:
+            depth += (found["mark"] == "(") - (found["mark"] == ")")
+            tokens.append(found["mark"])
+        elif word := found["word"]:
+            # A keyword in another case differs by ASCII letters only: the Kelvin sign is no k.
+            tokens.append(word.lower() if word.isascii() else word)
+            if in_body and tokens == ["end"]:
+                in_body, tokens = False, []
+            elif not (in_body or depth) and tokens[-2:] == ["begin", "atomic"]:
+                in_body = FUNCTION.match(" ".join(tokens)) is not None
+                tokens = [] if in_body else tokens
+    yield " ".join(tokens)
 
 
 def _end_of_comment(query: str, place: int) -> int:

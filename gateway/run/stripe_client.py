@@ -13,8 +13,7 @@ import stripe
 from stripe._api_requestor import _APIRequestor
 from stripe._request_options import RequestOptions
 
-from gateway.errors import NotSent
-from gateway.run.effects import NOT_SENT
+from gateway.run.outcome import NOT_CONNECTED, NotReached
 
 KEY_HEADER: Final = "Idempotency-Key"
 _API_KEY: Final = re.compile("[!-~]+")
@@ -44,7 +43,7 @@ class _Transport(stripe.HTTPClient):
         self._http = http
         self._key_for = key_for
         self._writes: Counter[str] = Counter()
-        self._begun: set[tuple[str, str, str | None]] = set()
+        self._sent: set[tuple[str, str, str | None]] = set()
 
     async def request_with_retries_async(
         self, method: str, url: str, headers: Mapping[str, str], *args: Any, **options: Any
@@ -113,22 +112,24 @@ class _Transport(stripe.HTTPClient):
             method.upper(), url, headers=dict(headers), content=post_data
         )
         call = (method, url, headers.get(KEY_HEADER))
-        is_retry = call in self._begun
-        self._begun.add(call)
         try:
-            return await self._http.send(request, stream=stream)
-        except (httpx.HTTPError, *NOT_SENT) as error:
-            is_certain = isinstance(error, NOT_SENT) and not is_retry
+            response = await self._http.send(request, stream=stream)
+        except (httpx.HTTPError, *NOT_CONNECTED) as error:
+            if not isinstance(error, NOT_CONNECTED):
+                self._sent.add(call)
+            is_certain = call not in self._sent
             failure = StripeNotReached if is_certain else stripe.APIConnectionError
             raise failure(  # type: ignore[no-untyped-call]
                 f"no answer from Stripe to {request.method} {request.url.path}: "
                 f"{type(error).__name__}",  # its text may quote a header
                 should_retry=isinstance(error, httpx.TransportError),
             ) from error
+        self._sent.add(call)
+        return response
 
 
-class StripeNotReached(stripe.APIConnectionError, NotSent):
-    """There was no connection to send it on: for `ctx.once`, as if it had not been tried."""
+class StripeNotReached(stripe.APIConnectionError, NotReached):
+    """There was no connection to send the request on: for `ctx.once`, it was not made."""
 
 
 class _Requestor(_APIRequestor):

@@ -12,7 +12,7 @@ from opentelemetry.trace import Span
 from gateway.ledger.deliveries import Settlement
 from gateway.ledger.sessions import Sessions
 from gateway.model import Lease, Outcome
-from gateway.run.context import Database
+from gateway.run.transaction import DeliveryTransaction
 from gateway.traces.spans import HEADER, Calling, Traces, Value, fail
 
 TEXT_CHARS: Final = 1_000
@@ -24,8 +24,8 @@ FAILED: Final = 400
 GOOD: Final = frozenset({Outcome.DONE, Outcome.SKIPPED})
 
 
-class TracedDatabase(Database):
-    """`ctx.db`, whose statements are told: never their arguments."""
+class TracedTransaction(DeliveryTransaction):
+    """Record each statement as a span, without its arguments."""
 
     def __init__(
         self, sessions: Sessions, timeout: timedelta, *, traces: Traces, tells_text: bool

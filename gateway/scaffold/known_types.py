@@ -33,6 +33,15 @@ def check_known(provider: str, type: str, *, force: bool) -> None:
         )
 
 
+def doubt(provider: str, type: str) -> str | None:
+    """Return a notice about a type that the provider is not known to send, or None."""
+    if provider not in PROVIDERS or is_known(provider, type):
+        return None
+    meant = suggest(provider, type)
+    hint = f" (did you mean {meant}?)" if meant else ""
+    return f"{_name(provider)} is not known to send {type}{hint}"
+
+
 def is_known(provider: str, type: str) -> bool:
     """Whether the provider is known to send such events."""
     if type in sample_types(provider):

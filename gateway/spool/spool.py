@@ -52,6 +52,7 @@ class Spool:
         self._files: list[SpoolFile] = []
         self._waiting: list[tuple[Claim, asyncio.Future[None]]] = []
         self._to_write, self._to_drain = asyncio.Event(), asyncio.Event()
+        self._again: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="spool")
@@ -65,8 +66,9 @@ class Spool:
         """Events that were offered to the ledger."""
         self.on_adopted: Callable[[int], None] = lambda _: None
         """Told of events that a process which is gone had left behind."""
-        self.on_duplicate: Callable[[Claim, str], None] = lambda *_: None
-        """Called with a claim that is a duplicate because of its body, and the event it repeats."""
+        self.on_duplicate: Callable[[Claim, str], Awaitable[None]] | None = None
+        """Called with a claim that is a duplicate because of its body, and the event it repeats.
+        If it raises, the claim stays in the spool and is offered again."""
         self.damaged = 0
         """Pieces that could not be read."""
 
@@ -223,7 +225,9 @@ class Spool:
                 await self._drain(file)
             await self._put_away()
             if any(file.left or file.is_stuck or file.is_finished for file in self._files):
-                asyncio.get_running_loop().call_later(AGAIN_S, self._to_drain.set)
+                if self._again is not None:
+                    self._again.cancel()
+                self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._to_drain.set)
 
     async def _drain(self, file: SpoolFile) -> None:
         """Until the ledger has all of it, or would not take any of the next few."""
@@ -247,7 +251,7 @@ class Spool:
     async def _claim_all(self, file: SpoolFile, window: Sequence[Kept]) -> list[Span]:
         """Returns where those are that were refused."""
         answers = await asyncio.gather(
-            *(self._claim(kept.claim) for kept in window), return_exceptions=True
+            *(self._settle(kept.claim) for kept in window), return_exceptions=True
         )
         reached("spool.claimed")
         refused: list[Span] = []
@@ -255,8 +259,6 @@ class Spool:
             if isinstance(answer, Claimed):
                 file.waiting -= 1
                 _tell(kept.claim, answer)
-                if answer.verdict is Verdict.DUPLICATE and answer.first_event_id is not None:
-                    self.on_duplicate(kept.claim, answer.first_event_id)
             else:
                 refused.append((kept.offset, kept.end))
         self.drained["claimed"] += len(window) - len(refused)
@@ -264,6 +266,13 @@ class Spool:
         if refused:
             log.error("spooled_events_refused", file=str(file.path), events=len(refused))
         return refused
+
+    async def _settle(self, claim: Claim) -> Claimed:
+        answer = await self._claim(claim)
+        first = answer.first_event_id if answer.verdict is Verdict.DUPLICATE else None
+        if first is not None and self.on_duplicate is not None:
+            await self.on_duplicate(claim, first)
+        return answer
 
     def _note_damaged(self, file: SpoolFile, known: int) -> None:
         self.damaged += len(file.damaged) - known

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from gateway.model import Event
 from gateway.registry import HandlerFunction
-from gateway.run.context import Context
+from gateway.run.context import Context, transaction_of
 
 STATEMENTS: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval", "run_own")
-"""Methods of `ctx.db`, each of which is one statement; so is each end of a savepoint."""
+"""Methods of the transaction, each of which is one statement; so is each end of a savepoint."""
 
 Raised = tuple[Exception, TracebackType | None]
 """With the frames that are the handler's."""
@@ -61,8 +61,9 @@ class Run:
         __tracebackhide__ = True
         self.context, self.task = ctx, asyncio.current_task()
         if self._crash is not None:
+            transaction = transaction_of(ctx)
             for name in STATEMENTS:
-                setattr(ctx.db, name, self._counted(getattr(ctx.db, name)))
+                setattr(transaction, name, self._counted(getattr(transaction, name)))
             if self._crash.see_start():
                 await self._die()
         try:

@@ -21,6 +21,7 @@ from gateway.project import Project
 from gateway.registry import Subscription
 from gateway.routes import Route
 from gateway.run.bench import Workbench
+from gateway.run.context import transaction_of
 from gateway.run.execution import Execution
 from gateway.secrets import Secret
 from gateway.testing.crash import CrashPoint, Raised, Run
@@ -207,7 +208,7 @@ class Stage:
     def _kill(self, run: Run, running: asyncio.Task[None]) -> None:
         """The connection is cut, nothing is settled, and the handler never goes on."""
         if run.context is not None:
-            run.context.db.abandon()
+            transaction_of(run.context).abandon()
         if run.task is not None:
             self._dying.add(run.task)
         running.cancel()

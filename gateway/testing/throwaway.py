@@ -17,10 +17,11 @@ import asyncpg
 
 from gateway.embedded import Postgres
 from gateway.errors import CommandFailed, EngineFailed
-from gateway.ledger.connection import connect, describe
+from gateway.ledger.connection import Connection, connect, describe
 from gateway.ledger.migrate import SchemaFile, migrate
 
 PREFIX: Final = "gateway_test_"
+VARIABLE: Final = "GATEWAY_TEST_DATABASE_URL"
 FOLDER_PREFIX: Final = "gateway-throwaway-"
 ABANDONED_S: Final = 300.0
 """A folder that is younger may belong to a process that is just about to lock it."""
@@ -103,6 +104,9 @@ class Throwaway:
             raise RuntimeError("the throwaway Postgres has not been started")
         return self._engine.url
 
+    async def _connect(self, url: str, name: str) -> Connection:
+        return await connect(url, name=name, command_timeout_s=None, variable=VARIABLE)
+
     def _start_engine(self) -> None:
         for place in {MEMORY, Path(tempfile.gettempdir())}:
             remove_abandoned(place)
@@ -114,7 +118,7 @@ class Throwaway:
 
     async def _make_template(self) -> str:
         url = await self._create("")
-        connection = await connect(url, name="gateway test schema", command_timeout_s=None)
+        connection = await self._connect(url, "gateway test schema")
         try:
             if self._engine is not None and connection.get_server_version().major >= COPIES_FILES:
                 self._strategy = "strategy file_copy"
@@ -125,13 +129,13 @@ class Throwaway:
 
     async def _create(self, options: str) -> str:
         name = f"{PREFIX}{int(time.time())}_{uuid4().hex[:16]}"
-        admin = await connect(self._admin_url, name="gateway test", command_timeout_s=None)
+        admin = await self._connect(self._admin_url, "gateway test")
         try:
             await admin.execute(f'create database "{name}" {options}')
         except asyncpg.PostgresError as error:
             raise CommandFailed(
                 f"the test server refused to create a database: {describe(error)} "
-                "(GATEWAY_TEST_DATABASE_URL needs a role that may: createdb)"
+                f"({VARIABLE} needs a role that may: createdb)"
             ) from error
         finally:
             await admin.close()
@@ -140,7 +144,7 @@ class Throwaway:
 
     async def _drop_abandoned(self) -> None:
         """Removes what processes left that were killed before they could do so themselves."""
-        admin = await connect(self._admin_url, name="gateway test", command_timeout_s=None)
+        admin = await self._connect(self._admin_url, "gateway test")
         try:
             for row in await admin.fetch(_ABANDONED, f"^{PREFIX}(\\d+)_", FORGOTTEN_S):
                 with suppress(asyncpg.PostgresError):  # somebody was faster, or uses it after all
@@ -149,7 +153,7 @@ class Throwaway:
             await admin.close()
 
     async def _drop_names(self, names: Sequence[str]) -> None:
-        admin = await connect(self._admin_url, name="gateway test", command_timeout_s=None)
+        admin = await self._connect(self._admin_url, "gateway test")
         try:
             for name in names:
                 await admin.execute(f'drop database if exists "{name}" with (force)')

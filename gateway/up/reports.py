@@ -15,6 +15,10 @@ class Started:
     """Secret references that lead nowhere and got a development secret."""
     config: Config
     reloads: bool
+    console_url: str | None
+    """None if there is no console: it has no token, and the host is not a loopback address."""
+    console_tokens: tuple[str, ...]
+    """The variables whose tokens the console asks for; none if it is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

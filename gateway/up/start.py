@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from gateway.console.front import console_access
+from gateway.console.visit import PREFIX
 from gateway.development import read_up
 from gateway.embedded import Postgres, Redis
 from gateway.errors import CommandFailed
@@ -51,17 +53,27 @@ def run_up(
         engines = _start_engines(settings, variables, stack)
         settings = load_settings(variables)
         load_project(settings, environ=variables, with_secrets=True, with_api_keys=True)
+        url = f"http://{settings.host}:{settings.port}"
         started = Started(
-            url=f"http://{settings.host}:{settings.port}",
+            url=url,
             engines=tuple(engine.description for engine in engines),
             made_up=made_up,
             config=config,
             reloads=tell_reload is not None,
+            console_url=None if console_access(settings).is_off else f"{url}{PREFIX}/",
+            console_tokens=tuple(_set_tokens(settings)),
         )
         supervisor = Supervisor(
             variables, started, engines=engines, listener=listener, hangup=hangup
         )
         asyncio.run(supervisor.run(tell, tell_reload))
+
+
+def _set_tokens(settings: Settings) -> Iterator[str]:
+    if settings.admin_token is not None:
+        yield "GATEWAY_ADMIN_TOKEN"
+    if settings.read_token is not None:
+        yield "GATEWAY_READ_TOKEN"
 
 
 @contextlib.contextmanager

@@ -53,6 +53,11 @@ def test_it_is_valid_by_the_schema_of_compose_files(compose: dict[str, Any]) -> 
     assert list(validator.iter_errors(wrong)) != []
 
 
+def test_the_default_schema_of_the_owner_is_not_the_ledger(services: dict[str, Service]) -> None:
+    """Else Alembic or Django, run as the role gateway, would drop or create tables there."""
+    assert services["postgres"]["command"] == ["postgres", "-c", "search_path=public"]
+
+
 def test_it_has_every_service_and_no_version(compose: dict[str, Any]) -> None:
     assert "version" not in compose
     assert compose["services"].keys() == {"caddy", "postgres", "valkey", "roles", *OURS}

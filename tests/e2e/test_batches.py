@@ -4,18 +4,16 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import uuid4
 
-import asyncpg
 import httpx
 import pytest
 
 from tests.support.forked import Death
 from tests.support.ledger import Reader
-from tests.support.processes import Project, Serving
+from tests.support.processes import Project, Serving, locked
 from tests.support.waiting import until
 
 SECRET: Final = "a-secret-of-the-mail-sender"
@@ -35,6 +33,7 @@ routes:
       id: json.id
       type: json.type
 """
+NEVER_RETRIES: Final = ROUTES.replace("batch: json", "batch: json\n      retries: false")
 CORRECTED: Final = ROUTES.replace("id: json.id", "id: [json.id, json.message]")
 GOOD: Final = [{"id": f"m{n}", "type": "open"} for n in range(20)]
 BAD: Final = {"message": "m-bad", "type": "open", "to": "somebody@b.example"}
@@ -67,17 +66,6 @@ def release(project: Project, *arguments: str) -> list[dict[str, Any]]:
     assert released.stdout, released.stderr
     found: list[dict[str, Any]] = json.loads(released.stdout)
     return found
-
-
-@asynccontextmanager
-async def locked(project: Project, table: str) -> AsyncIterator[None]:
-    blocker = await asyncpg.connect(project.environ["GATEWAY_DATABASE_URL"])
-    try:
-        async with blocker.transaction():
-            await blocker.execute(f"lock table gateway.{table} in exclusive mode")
-            yield
-    finally:
-        await blocker.close()
 
 
 async def effects(ledger: Reader, event_ids: Sequence[str]) -> None:
@@ -201,9 +189,7 @@ async def test_a_batch_is_refused_if_there_is_no_room_for_its_bad_items(
 async def test_the_batch_of_a_sender_that_never_retries_is_accepted_whatever_happens(
     mail: Project, ledger: Reader
 ) -> None:
-    mail.write(
-        "config/routes.yaml", ROUTES.replace("batch: json", "batch: json\n      retries: false")
-    )
+    mail.write("config/routes.yaml", NEVER_RETRIES)
     with mail.serve() as serving:
         await serving.ready()
         async with locked(mail, "rejected"):
@@ -211,6 +197,40 @@ async def test_the_batch_of_a_sender_that_never_retries_is_accepted_whatever_hap
         await until(lambda: ledger.value("select count(*) = 1 from gateway.rejected"))
     kept = await ledger.row("select cause, body from gateway.rejected")
     assert (kept["cause"], json.loads(kept["body"])) == ("bad_item", BAD)
+
+
+async def test_an_item_of_a_sender_that_never_retries_waits_until_it_is_written(
+    mail: Project, ledger: Reader
+) -> None:
+    mail.write("config/routes.yaml", NEVER_RETRIES)
+    with mail.serve() as serving:
+        await serving.ready()
+        await ledger.run("alter table gateway.rejected rename to away")
+        assert statuses(await post(serving, BATCH)) == {"accepted": 20, "rejected": 1}
+        await serving.running.says("refusals_not_noted")
+        await ledger.run("alter table gateway.away rename to rejected")
+        await until(lambda: ledger.value("select count(*) = 1 from gateway.rejected"))
+    kept = await ledger.row("select verified_by, body from gateway.rejected")
+    assert (kept["verified_by"], json.loads(kept["body"])) == ("env:MAIL_SECRET", BAD)
+
+
+async def test_items_of_a_sender_that_never_retries_are_bounded(
+    mail: Project, ledger: Reader
+) -> None:
+    mail.write("config/routes.yaml", NEVER_RETRIES)
+    with mail.serve(GATEWAY_REJECTED_ROWS="2") as serving:
+        await serving.ready()
+        for n in range(6):
+            bad = {"message": f"m-bad-{n}", "type": "open"}
+            assert statuses(await post(serving, [GOOD[n], bad])) == {"accepted": 1, "rejected": 1}
+
+            async def is_written(text: str = f"m-bad-{n}") -> bool:
+                query = "select count(*) from gateway.rejected where position($1 in body) > 0"
+                return bool(await ledger.value(query, text.encode()))
+
+            await until(is_written)
+    query = "select count(*) as rows, count(verified_by) as items from gateway.rejected"
+    assert await ledger.row(query) == {"rows": 4, "items": 2}
 
 
 @pytest.mark.parametrize(

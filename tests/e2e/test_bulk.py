@@ -288,8 +288,8 @@ async def test_a_new_handler_gets_what_came_before_it(project: Project, ledger: 
     [
         (("replay", "--dead"), "there is no terminal to ask on"),
         (("discard", "--dead", "--route", "stripe"), "there is no terminal to ask on"),
-        (("replay",), "give delivery ids, or --dead"),
-        (("discard", "--route", "stripe"), "give delivery ids, or --dead"),
+        (("replay",), "give ids, or --dead"),
+        (("discard", "--route", "stripe"), "give ids, or --dead"),
         (("replay", "--handler", "x"), "--handler and --since"),
         (("replay", "--handler", "x", "--since", "1d", "--error", "y"), "--error belongs to"),
         (("replay", "7", "--dead"), "and not both"),

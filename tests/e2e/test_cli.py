@@ -4,6 +4,7 @@ import json
 import subprocess
 import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from typer.main import get_group
@@ -39,7 +40,7 @@ def test_the_commands_are_those_of_the_design() -> None:
     expected = (
         "up serve worker migrate check schema routes send status events show dead replay discard"
         " init new rehearse audit pause resume prune erase publish"
-        " orders alerts doctor rekey reconcile providers rejected"
+        " orders alerts doctor rekey reconcile providers rejected effects"
     )
     assert sorted(expected.split()) == COMMANDS
 
@@ -97,12 +98,25 @@ def test_routes_lists_who_handles_what(project: Project) -> None:
 
 
 def test_an_unreachable_database_is_one_clear_line(project: Project) -> None:
-    url = f"postgresql://someone:hush@127.0.0.1:{free_port()}/nothing"
+    port = free_port()
+    url = f"postgresql://someone:hush@127.0.0.1:{port}/nothing"
     away = {"GATEWAY_DATABASE_URL": url, "GATEWAY_SPOOL_SIZE": "0B"}
     for command in (["migrate"], ["serve"], ["worker"], ["events"], ["replay", "1"]):
         line = one_line(project.run(*command, **away), 1)
-        assert "Postgres cannot be reached" in line
+        where = f"127.0.0.1:{port} (GATEWAY_DATABASE_URL)"
+        assert f"Postgres cannot be reached: {where} refused the connection" in line
         assert "hush" not in line
+
+
+def test_a_server_that_knows_no_such_database_is_told_from_one_that_is_away(
+    project: Project, empty_database_url: str
+) -> None:
+    url = urlsplit(empty_database_url)
+    line = one_line(
+        project.run("migrate", GATEWAY_DATABASE_URL=url._replace(path="/nothing").geturl()), 1
+    )
+    assert "error: Postgres at the socket /" in line
+    assert '(GATEWAY_DATABASE_URL): database "nothing" does not exist' in line
 
 
 def test_no_url_at_all_is_exit_2(project: Project) -> None:
@@ -155,6 +169,33 @@ async def test_send_count_body_and_refusal(project: Project, ledger: Reader) -> 
         assert '403 {"error":"BAD_SIGNATURE"}' in refused.stdout
         assert one_line(refused, 1) == "error: 1 of 1 were not accepted"
     assert await ledger.value("select count(*) from gateway.processed_events") == 26
+
+
+async def test_send_notes_a_type_that_the_provider_is_not_known_to_send(
+    project: Project,
+) -> None:
+    project.run("migrate")
+    with project.serve() as serving:
+        await serving.ready()
+        for route, type, told in [
+            (
+                "stripe",
+                "invoice.payed",
+                "Stripe is not known to send invoice.payed (did you mean invoice.paid?)",
+            ),
+            (
+                "github",
+                "issues.open",
+                "GitHub is not known to send issues.open (did you mean issues.opened?)",
+            ),
+            ("stripe", "zz.top", "Stripe is not known to send zz.top"),
+        ]:
+            sent = project.run("send", route, type, "--url", serving.url)
+            [notice, answer] = sent.stdout.splitlines()
+            assert (sent.returncode, notice) == (0, f"notice: {told}; it is sent all the same")
+            assert answer.startswith('200 {"status":"accepted"')
+        known = project.run("send", "stripe", "invoice.will_be_due", "--url", serving.url)
+        assert known.stdout.startswith("200 ")
 
 
 async def test_events_show_dead_and_replay(
@@ -214,6 +255,82 @@ async def test_a_forbidden_replay_is_one_clear_line(
     )
     delivery_id = (await ledger.delivery())["id"]
     assert "is running right now" in one_line(project.run("replay", str(delivery_id)), 1)
+
+
+async def test_replay_takes_an_event_id(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    handlers = ["handlers.effects.count", "handlers.effects.slow"]
+    [answer] = await claim_all(database_url, [make_claim("evt_1", handlers=handlers)])
+    dead, done = sorted(answer.delivery_ids)
+    await ledger.run("update gateway.deliveries set status = 'done', finished_at = now()")
+    await ledger.run("update gateway.deliveries set status = 'dead' where id = $1", dead)
+
+    replayed = project.run("replay", "evt_1", "--reason", "fixed")
+    assert (replayed.returncode, replayed.stderr) == (0, "")
+    rows = await ledger.rows("select id, handler from gateway.deliveries")
+    named = {row["id"]: row["handler"] for row in rows}
+    assert replayed.stdout.splitlines() == [
+        f"delivery {done} ({named[done]}) is done, and left alone:"
+        f" `gateway replay {done}` runs it again",
+        f"delivery {dead} ({named[dead]}): replayed",
+    ]
+    assert await ledger.statuses() == {"pending": 1, "done": 1}
+    assert ": fixed" in project.run("show", "evt_1").stdout
+
+    await ledger.run("update gateway.deliveries set status = 'done', finished_at = now()")
+    narrowed = project.run("replay", "evt_1", "--handler", named[done])
+    assert narrowed.stdout == f"delivery {done} ({named[done]}): replayed\n"
+    await ledger.run("update gateway.deliveries set status = 'done', finished_at = now()")
+    both = project.run("replay", "evt_1")
+    assert both.stdout.splitlines() == [
+        f"delivery {dead} ({named[dead]}): replayed",
+        f"delivery {done} ({named[done]}): replayed",
+    ]
+
+
+async def test_an_event_id_of_several_routes_wants_a_route(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    claims = [make_claim("evt_1"), make_claim("evt_1", route="github")]
+    await claim_all(database_url, claims)
+    line = one_line(project.run("replay", "evt_1"), 1)
+    assert (
+        line == "error: event evt_1 is on several routes (github, stripe): say which with --route"
+    )
+    assert project.run("replay", "evt_1", "--route", "github").returncode == 0
+    replayed = "select route from gateway.deliveries d where exists (select from gateway.audit a"
+    assert await ledger.value(f"{replayed} where a.delivery_id = d.id)") == "github"
+
+
+async def test_with_a_route_digits_are_an_event_id(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    [one, two] = await claim_all(database_url, [make_claim("evt_1"), make_claim("1")])
+    [first], [second] = one.delivery_ids, two.delivery_ids
+    assert first == 1
+    assert f"delivery {first}: replayed" in project.run("replay", "1").stdout
+    assert f"delivery {second} (" in project.run("replay", "1", "--route", "stripe").stdout
+    none = project.run("replay", "2", "--route", "stripe")
+    assert one_line(none, 1) == "error: there is no event '2' on route 'stripe'"
+
+
+async def test_an_event_id_that_leads_to_no_delivery_says_why(
+    project: Project, ledger: Reader, database_url: str
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1", handlers=[]), make_claim("evt_2")])
+    assert one_line(project.run("replay", "evt_9"), 1) == "error: there is no event 'evt_9'"
+    nobody = one_line(project.run("replay", "evt_1"), 1)
+    assert nobody.startswith("error: event evt_1 has no deliveries: no handler took it")
+    other = one_line(project.run("discard", "evt_2", "--handler", "handlers.none"), 1)
+    assert (
+        other
+        == "error: event evt_2 has no delivery of handler handlers.none: it has handlers.count"
+    )
+    result = project.run("replay", "1", "--handler", "handlers.count")
+    assert result.returncode == 2
+    assert "--route and --handler are for event ids" in result.stderr
+    assert project.run("discard", "evt_2").stdout.endswith("(handlers.count): discarded\n")
 
 
 async def test_discard_gives_up_what_it_may_and_says_what_it_may_not(

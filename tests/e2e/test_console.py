@@ -13,7 +13,18 @@ from tests.support.console import ADMIN, READER, TOKENS, Ledger, log_in, send, w
 from tests.support.processes import Project, Serving, stripe_request
 from tests.support.waiting import PATIENCE_S
 
-PAGES = ("", "events", "dead", "orders", "rejected", "handlers", "routes", "reconcile", "system")
+PAGES = (
+    "",
+    "events",
+    "dead",
+    "effects",
+    "orders",
+    "rejected",
+    "handlers",
+    "routes",
+    "reconcile",
+    "system",
+)
 HOSTILE = '<script>document.title="owned"</script><img src=x onerror=alert(1)>\u202egnp.exe\u2066'
 
 
@@ -232,6 +243,46 @@ def test_ticked_rows_are_discarded_and_the_others_are_not(
     expect(page.locator("tr[data-row]")).to_have_count(1)
 
 
+def test_an_effect_of_unknown_outcome_is_shown_and_resolved_by_forms(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
+    handler = "handlers.effects.count"
+    ledger.add_unknown_effects(3, "evt_unknown_", handler=handler)
+    page.goto(f"{console.url}/console/")
+    page.locator(".attention li", has_text="3 effects").get_by_role("link").first.click()
+    expect(page).to_have_url(f"{console.url}/console/effects")
+    expect(page.locator("tr", has_text="HTTPStatusError 500").first).to_contain_text("3")
+    page.goto(f"{console.url}/console/handlers")
+    shown = page.locator(".handler", has_text=f"{handler} on stripe")
+    expect(shown.locator(".tile", has_text="unknown effects").locator("b")).to_have_text("3")
+
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_unknown_1")
+    expect(page.locator(".chip.unknown")).to_have_text("effect unknown")
+    page.locator("li.effect").get_by_label("Reason").fill("in their log")
+    page.get_by_role("button", name="Confirm receipt as done").click()
+    expect(page.locator(".notice").first).to_have_text("receipt: confirmed as done.")
+    expect(page.locator("li.audit")).to_contain_text(
+        "confirm effect receipt by Ada (console): in their log"
+    )
+
+    page.goto(f"{console.url}/console/effects")
+    page.locator("tr", has_text="evt_unknown_2").get_by_role("checkbox").check()
+    page.get_by_role("button", name="Retry ticked").click()
+    expect(page.locator(".notice").first).to_have_text("1 of 1 to be made again.")
+    page.get_by_role("link", name="Retry all 1 that match").click()
+    expect(page.get_by_role("heading", name="Retry 1 unknown effect?")).to_be_visible()
+    page.get_by_role("button", name="Retry 1").click()
+    expect(page.get_by_role("heading", name="Retry effects 1")).to_be_visible()
+    expect(page.locator(".chip", has_text="done")).to_be_visible()
+    resolved = ledger.value(
+        "select array_agg(action || ' by ' || actor order by id) from gateway.audit"
+        " where effect = 'receipt' and event_id like 'evt_unknown_%'"
+    )
+    assert resolved == [
+        f"{action} effect by Ada (console)" for action in ("confirm", "retry", "retry")
+    ]
+
+
 def test_a_handler_is_paused_with_a_reason_and_resumed(page: Page, console: Serving) -> None:
     page.goto(f"{console.url}/console/handlers")
     handler = page.locator("article.handler", has_text="handlers.effects.slow").filter(
@@ -403,7 +454,13 @@ def test_every_page_is_accessible_and_fits(
     check_accessible(page)
     log_in(page, console.url)
     event = f"event?route=stripe&id=evt_look_{scheme}_{width}"
-    for path in (*PAGES, event, "dead/all?action=replay", "system/doctor"):
+    for path in (
+        *PAGES,
+        event,
+        "dead/all?action=replay",
+        "effects/all?action=retry",
+        "system/doctor",
+    ):
         page.goto(f"{console.url}/console/{path}")
         check_accessible(page)
         overflow = page.evaluate(

@@ -252,6 +252,11 @@ def test_a_reader_gives_no_order_of_any_kind(console: Serving, ledger: Ledger) -
 
 def test_every_order_leaves_a_row_with_who_gave_it(admin: httpx.Client, ledger: Ledger) -> None:
     ledger.add_dead(99, "evt_audited_", error="Boom: audited")
+    ledger.add_unknown_effects(3, "evt_outcome_", handler="handlers.gone")
+    of_effects = [
+        ledger.value("select id from gateway.deliveries where event_id = $1", f"evt_outcome_{n}")
+        for n in range(1, 3)
+    ]
     ids = [
         ledger.value("select id from gateway.deliveries where event_id = $1", f"evt_audited_{n}")
         for n in range(1, 5)
@@ -260,6 +265,15 @@ def test_every_order_leaves_a_row_with_who_gave_it(admin: httpx.Client, ledger: 
         "/routes/{route}/test": ("/routes/stripe/test", {"type": "invoice.paid"}),
         "/deliveries/{delivery_id}/replay": (f"/deliveries/{ids[0]}/replay", {}),
         "/deliveries/{delivery_id}/discard": (f"/deliveries/{ids[1]}/discard", {}),
+        "/deliveries/{delivery_id}/effects": (
+            f"/deliveries/{of_effects[0]}/effects?effect=receipt",
+            {"action": "confirm"},
+        ),
+        "/effects/ticked": (
+            "/effects/ticked",
+            {"effect": f"{of_effects[1]} receipt", "action": "confirm"},
+        ),
+        "/effects/all": ("/effects/all?action=confirm&handler=handlers.gone", {}),
         "/dead/ticked": ("/dead/ticked", {"delivery": str(ids[2]), "action": "discard"}),
         "/dead/all": ("/dead/all?action=discard&error=Boom: audited", {"rate": "1"}),
         "/orders/{order_id}/stop": ("/orders/LAST/stop", {}),

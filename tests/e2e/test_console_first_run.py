@@ -1,6 +1,7 @@
 """From nothing to the first event, as a newcomer sees it: no token, on the loopback of an `up`."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.support.browser import check_accessible, open_browser
 from tests.support.processes import Project, Serving
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,21 @@ def test_the_first_page_leads_to_the_first_event(browser: Browser, console: Serv
     expect(page.get_by_role("heading", name="No event has come yet")).to_have_count(0)
 
 
+def test_the_root_leads_to_the_console(console: Serving, module_project: Project) -> None:
+    for method in ("GET", "HEAD"):
+        answer = httpx.request(method, f"{console.url}/", timeout=PATIENCE_S)
+        assert (answer.status_code, answer.headers["location"]) == (307, "/console/")
+    lost = httpx.post(f"{console.url}/", content=b"{}", timeout=PATIENCE_S)
+    assert (lost.status_code, lost.json()) == (404, {"error": "NOT_FOUND"})
+
+    def paths() -> list[str]:
+        rows = json.loads(module_project.run("rejected", "--json").stdout)
+        return [row["path"] for row in rows if row["code"] == "NOT_FOUND"]
+
+    with ThreadPoolExecutor(1) as thread:  # playwright's loop runs in this one
+        thread.submit(asyncio.run, until(lambda: paths() == ["/"])).result()
+
+
 def test_another_name_for_this_machine_opens_nothing(console: Serving) -> None:
     """A page elsewhere can have its own name lead to the loopback, and read what is answered."""
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io", ""):
@@ -84,3 +100,4 @@ def test_without_a_token_there_is_no_console_elsewhere(module_project: Project) 
         thread.submit(asyncio.run, serving.ready()).result()  # playwright's loop runs in this one
         assert httpx.get(f"{serving.url}/console/", timeout=PATIENCE_S).status_code == 404
         assert httpx.get(f"{serving.url}/console/login", timeout=PATIENCE_S).status_code == 404
+        assert httpx.get(f"{serving.url}/", timeout=PATIENCE_S).status_code == 404

@@ -106,6 +106,11 @@ class Client:
         headers = {"content_length": content_length} if content_length else {}
         return await self.ask(path, "", method="GET", body=b"", **headers)
 
+    async def log_in(self, token: str) -> int:
+        form = {"content_type": "application/x-www-form-urlencoded", "origin": self._url}
+        body = f"token={token}&name=Ada".encode()
+        return await self.ask("/console/login", method="POST", body=body, **form)
+
 
 @pytest.fixture
 def client(serving: Serving) -> Client:
@@ -201,12 +206,49 @@ async def test_a_known_holder_is_not_locked_out_by_guesses_from_the_same_address
         assert await holder(client) == taken
 
 
+QUEUE_JOBS = "/v1/queues/mails/jobs"
+WITH_TOKEN: dict[str, tuple[str, str, str, int]] = {
+    "Admin API": ("GET", "/api/v1/status", ADMIN, 200),
+    "metrics": ("GET", "/metrics", METRICS, 200),
+    "queue": ("POST", QUEUE_JOBS, MAILS, 201),
+    "queue, by another method": ("GET", QUEUE_JOBS, MAILS, 405),
+    "job of a queue": ("GET", f"{QUEUE_JOBS}/1", MAILS, 404),
+    "unknown queue": ("GET", "/v1/nothing", MAILS, 404),
+}
+"""Method, path, a right token, and the status of the answer to it."""
+MALFORMED = ["", "Bearer", "Basic Z3Vlc3M=", "guess"]
+
+
+@pytest.mark.parametrize("endpoint", WITH_TOKEN)
+async def test_a_request_without_any_token_is_no_guess(client: Client, endpoint: str) -> None:
+    method, path, token, accepted = WITH_TOKEN[endpoint]
+    body = b'{"payload": {}}' if method == "POST" else b""
+    for _ in range(3 * BURST):
+        assert await client.ask(path, method=method, body=body) == 401
+    assert await client.ask(path, token, method=method, body=body) == accepted
+
+
+@pytest.mark.parametrize("authorization", MALFORMED)
+@pytest.mark.parametrize("endpoint", WITH_TOKEN)
+async def test_a_malformed_authorization_header_is_a_guess(
+    client: Client, endpoint: str, authorization: str
+) -> None:
+    method, path, token, _ = WITH_TOKEN[endpoint]
+    body = b'{"payload": {}}' if method == "POST" else b""
+    for _ in range(BURST + 1):
+        answer = await client.ask(path, method=method, body=body, authorization=authorization)
+        assert answer == 401
+    assert await client.ask(path, token, method=method, body=body) == TOO_MANY
+
+
 async def test_a_worker_slows_guesses_of_a_known_scraper_down(project: Project) -> None:
     port = free_port()
     with project.process("worker", GATEWAY_WORKER_PORT=str(port), **TOKENS) as worker:
         url = f"http://127.0.0.1:{port}"
         await Serving(worker, url).ready()
         client = Client(url)
+        for _ in range(3 * BURST):
+            assert await client.ask("/metrics") == 401
         for _ in range(BURST + 1):
             assert await client.ask("/metrics", METRICS) == 200
             assert await client.ask("/metrics", "guess") == 401
@@ -217,14 +259,18 @@ async def test_a_worker_slows_guesses_of_a_known_scraper_down(project: Project) 
 async def test_a_reader_of_the_console_does_not_begin_anew_by_logging_in(client: Client) -> None:
     """The first wrong tokens cost nothing, and the wait doubles from then on."""
 
-    async def log_in(token: str) -> int:
-        form = {"content_type": "application/x-www-form-urlencoded", "origin": client._url}
-        body = f"token={token}&name=Ada".encode()
-        return await client.ask("/console/login", method="POST", body=body, **form)
-
     guesses = 0
-    while await log_in(READ) == 303:
-        assert await log_in("guess") in (403, TOO_MANY)
+    while await client.log_in(READ) == 303:
+        assert await client.log_in("guess") in (403, TOO_MANY)
         guesses += 1
         assert guesses < 2 * BURST
-    assert await log_in(ADMIN) == TOO_MANY
+    assert await client.log_in(ADMIN) == TOO_MANY
+
+
+async def test_a_login_without_any_token_is_no_guess(client: Client) -> None:
+    for _ in range(3 * BURST):
+        assert await client.ask("/console/") == 303
+        assert await client.ask("/console/login") == 200
+        assert await client.log_in("") == 403
+        assert await client.ask("/console/login", method="POST") == 403
+    assert await client.log_in(READ) == 303

@@ -1,5 +1,6 @@
 """From a refusal to its cause, to the release, with real processes."""
 
+import hmac
 import json
 import signal
 from collections.abc import Mapping
@@ -218,3 +219,40 @@ def test_what_does_not_go_together_is_said(project: Project) -> None:
     assert (missing.returncode, missing.stderr) == (1, "error: there is no refused request 7\n")
     assert "No refused request" in project.run("rejected").stdout
     assert json.loads(project.run("rejected", "--json").stdout) == []
+
+
+BITBUCKET = "a-secret-of-bitbucket-0123456789"
+FIELDS_IN_CREDENTIALS = """\
+routes:
+  bitbucket: {provider: bitbucket, secrets: [env:OTHER_SECRET], handlers: [handlers.effects]}
+  own:
+    provider: hmac
+    secrets: [env:OTHER_SECRET]
+    handlers: [handlers.effects]
+    scheme:
+      signature: {at: header.x-auth-signature}
+      id: json.id
+      type: query.key
+"""
+
+
+async def test_fields_that_are_named_like_credentials_are_not_released_as_not_kept(
+    project: Project, ledger: Reader
+) -> None:
+    """A header that a scheme reads is kept. A query parameter is not, and says so."""
+    project.write("config/routes.yaml", FIELDS_IN_CREDENTIALS)
+    body = b'{"id": "1", "repository": {}}'
+    signature = hmac.new(BITBUCKET.encode(), body, "sha256").hexdigest()
+    bitbucket = {"x-hub-signature": f"sha256={signature}", "x-event-key": "repo:push"}
+    with project.serve(OTHER_SECRET="another-secret-0123456789-0123456") as serving:
+        await serving.ready()
+        assert await refuse(serving, body, bitbucket, "/webhooks/bitbucket") == 403
+        own = {"x-auth-signature": signature}
+        assert await refuse(serving, body, own, "/webhooks/own?key=order.paid") == 403
+        await kept(ledger, 2)
+    release = ("rejected", "release", "--all", "--yes")
+    released = project.run(*release, OTHER_SECRET=BITBUCKET)
+    assert "1 accepted, 1 refused" in " ".join(released.stdout.split()), released.stdout
+    assert "its type stood in a header or a query parameter that was left out" in released.stdout
+    events = await ledger.rows("select route, type from gateway.processed_events")
+    assert [(event["route"], event["type"]) for event in events] == [("bitbucket", "repo:push")]

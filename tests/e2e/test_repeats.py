@@ -1,5 +1,6 @@
 """Bodies that come again: honest ones get in, captured ones do not, and none is lost unseen."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -14,7 +15,7 @@ import pytest
 from gateway.providers.github_types import UNIQUE
 from tests.support.ledger import Reader
 from tests.support.octokit import Example, examples
-from tests.support.processes import Project, Serving, github_request
+from tests.support.processes import Project, Serving, github_request, locked
 from tests.support.waiting import until
 
 
@@ -158,3 +159,152 @@ async def test_an_identical_body_is_a_duplicate_in_its_window_and_an_event_after
         assert await post(serving) == ("duplicate", later)
     deliveries = await ledger.rows("select event_id from gateway.deliveries")
     assert {row["event_id"] for row in deliveries} == {first, audit["event_id"], later}
+
+
+PAUSED = json.dumps({"meta": {"event_name": "subscription_paused"}, "data": {"id": "7"}}).encode()
+LEMON = (PAUSED, {"x-signature": signed(PAUSED).hex()})
+KEPT = "select coalesce(sum(copies), 0) from gateway.rejected where code = 'DUPLICATE'"
+
+
+@pytest.mark.parametrize(
+    "option", ["", "encrypt: true, ", "redact: [data.id], redact_at: store, "], ids=str
+)
+async def test_identical_bodies_that_come_at_once_are_one_row_with_their_number(
+    shop: Project, ledger: Reader, option: str
+) -> None:
+    """Also if the process is killed right after its answers: they are committed before them."""
+    shop.environ["TEST_KEY"] = "5f" + "0123456789abcdef" * 3 + "00112233445566"
+    routes = ROUTES.replace("lemon: {", "lemon: {" + option)
+    shop.write("config/routes.yaml", "keys: [env:TEST_KEY]\n" + routes)
+    with shop.serve() as serving:
+        await serving.ready()
+        answers = await serving.post_all([LEMON] * 30, path="/webhooks/lemon")
+        found = [answer.json()["status"] for answer in answers]
+        assert (found.count("accepted"), found.count("duplicate")) == (1, 29)
+        serving.running.kill()
+    assert await ledger.value(KEPT) == 29
+    [row] = json.loads(shop.run("rejected", "--json").stdout)
+    assert (row["copies"], row["body_kept"]) == (29, True)
+    assert "29 copies" in shop.run("rejected", COLUMNS="200").stdout
+    release = ("rejected", "release", "--all", "--code", "DUPLICATE", "--yes")
+    assert "1 accepted" in shop.run(*release).stdout
+    assert await ledger.value("select count(*) from gateway.processed_events") == 2
+
+    with shop.serve() as serving:  # after the release another copy is kept again
+        await serving.ready()
+        answer = await serving.post(*LEMON, path="/webhooks/lemon")
+        assert answer.json()["status"] == "duplicate"
+        query = "select count(*) from gateway.rejected where released_at is null"
+        assert await ledger.value(query) == 1
+    assert "1 accepted" in shop.run(*release).stdout
+    assert await ledger.value("select count(*) from gateway.processed_events") == 3
+
+
+async def test_a_duplicate_is_not_acknowledged_before_it_is_kept(
+    shop: Project, ledger: Reader
+) -> None:
+    with shop.serve() as serving:
+        await serving.ready()
+        assert (await serving.post(*LEMON, path="/webhooks/lemon")).status_code == 200
+        async with locked(shop, "rejected"):
+            answer = await serving.post(*LEMON, path="/webhooks/lemon")
+            assert (answer.status_code, answer.json()) == (503, {"error": "UNAVAILABLE"})
+        answer = await serving.post(*LEMON, path="/webhooks/lemon")
+        assert (answer.status_code, answer.json()["status"]) == (200, "duplicate")
+        assert await ledger.value(KEPT) >= 1
+        [status] = json.loads(shop.run("status", "--json").stdout)
+        assert all("accepted batches" not in found["text"] for found in status["attention"])
+
+
+TOKENS = """\
+routes:
+  lab: {provider: gitlab, secrets: [env:OTHER_SECRET], handlers: [handlers.effects]}
+  own:
+    provider: bearer
+    secrets: [env:OTHER_SECRET]
+    handlers: [handlers.effects]
+    scheme:
+      token: {at: header.authorization, prefix: "Bearer "}
+      type: query.type
+      bodies_repeat: true
+      redelivery: 1d
+"""
+
+
+async def test_a_duplicate_of_a_token_sender_can_be_released(
+    project: Project, ledger: Reader
+) -> None:
+    """Its token is not kept: it was verified when it came."""
+    token = "a-token-of-the-suite-0123456789"
+    project.environ["OTHER_SECRET"] = token
+    project.write("config/routes.yaml", TOKENS)
+    body = b'{"object_kind":"push"}'
+    lab = {"x-gitlab-token": token, "x-gitlab-event": "Push Hook"}
+    own = {"authorization": f"Bearer {token}"}
+    with project.serve() as serving:
+        await serving.ready()
+        for expected in ("accepted", "duplicate"):
+            for path, headers in (("lab", lab), ("own?type=pushed", own)):
+                answer = await serving.post(body, headers, path=f"/webhooks/{path}")
+                assert answer.json().get("status") == expected, answer.text
+        await until(lambda: ledger.value("select count(*) = 2 from gateway.rejected"))
+    kept = await ledger.rows("select headers::text, verified_by from gateway.rejected")
+    assert all(token not in row["headers"] for row in kept)
+    assert {row["verified_by"] for row in kept} == {"env:OTHER_SECRET"}
+    release = ("rejected", "release", "--all", "--code", "DUPLICATE", "--yes")
+    moved = project.run(*release, "--to-route", "lab", "--dry-run").stdout
+    assert "it was verified for 'own' when it came, and for no other" in moved
+    released = project.run(*release)
+    assert "2 accepted" in released.stdout, released.stdout + released.stderr
+    events = await ledger.rows("select route, type from gateway.processed_events order by route")
+    assert [(row["route"], row["type"]) for row in events] == [
+        ("lab", "push"),
+        ("lab", "push"),
+        ("own", "pushed"),
+        ("own", "pushed"),
+    ]
+
+
+async def test_a_duplicate_of_a_sender_that_never_retries_waits_until_it_is_written(
+    project: Project, ledger: Reader
+) -> None:
+    token = "a-token-of-the-suite-0123456789"
+    project.environ["OTHER_SECRET"] = token
+    routes = TOKENS.replace("      redelivery: 1d\n", "      retries: false\n")
+    project.write("config/routes.yaml", routes)
+    headers = {"authorization": f"Bearer {token}"}
+    with project.serve() as serving:
+        await serving.ready()
+        path = "/webhooks/own?type=pushed"
+        assert (await serving.post(b"{}", headers, path=path)).json()["status"] == "accepted"
+        await ledger.run("alter table gateway.rejected rename to away")
+        assert (await serving.post(b"{}", headers, path=path)).json()["status"] == "duplicate"
+        await serving.running.says("refusals_not_noted")
+        await ledger.run("alter table gateway.away rename to rejected")
+        await until(lambda: ledger.value(f"select ({KEPT}) = 1"))
+    assert await ledger.value("select verified_by from gateway.rejected") == "env:OTHER_SECRET"
+
+
+async def test_a_release_that_fails_and_is_repeated_makes_one_event(
+    shop: Project, ledger: Reader
+) -> None:
+    """Also if another copy comes between the two, whose time must not become that of the row."""
+    release = ("rejected", "release", "--all", "--code", "DUPLICATE", "--yes")
+    end_release = """
+        select count(pg_terminate_backend(pid)) from pg_stat_activity
+        where datname = current_database() and query ilike '%insert into gateway.audit%'
+          and wait_event_type = 'Lock' and pid <> pg_backend_pid()
+    """
+    with shop.serve() as serving:
+        await serving.ready()
+        for _ in range(2):
+            await serving.post(*LEMON, path="/webhooks/lemon")
+        async with locked(shop, "audit"):  # the release has claimed its event, and goes no further
+            releasing = asyncio.create_task(asyncio.to_thread(shop.run, *release))
+            await until(lambda: ledger.value(end_release))
+            assert (await releasing).returncode == 1
+        answer = await serving.post(*LEMON, path="/webhooks/lemon")
+        assert answer.json()["status"] == "duplicate"
+        assert "1 duplicate" in (await asyncio.to_thread(shop.run, *release)).stdout
+    assert await ledger.value("select count(*) from gateway.processed_events") == 2
+    assert await ledger.value("select count(*) from gateway.deliveries") == 2

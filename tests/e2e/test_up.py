@@ -52,6 +52,8 @@ async def test_one_command_and_one_event_and_one_row(newcomer: Project) -> None:
         await up.says("Ready.")
         assert "is not set: a development secret is used" in up.output
         assert "PostgreSQL" in up.output
+        port = newcomer.environ["GATEWAY_PORT"]
+        assert f"  console  http://127.0.0.1:{port}/console/\n" in up.output
         event_id = await sent(newcomer)
         [listed] = json.loads(newcomer.run("events", "--json").stdout)
         assert (listed["event_id"], listed["deliveries"]) == (event_id, {"done": 1})
@@ -66,6 +68,19 @@ async def test_one_command_and_one_event_and_one_row(newcomer: Project) -> None:
         assert [e["event_id"] for e in json.loads(newcomer.run("events", "--json").stdout)] == [
             event_id
         ]
+
+
+async def test_the_start_says_what_the_console_wants_and_whether_there_is_one(
+    newcomer: Project,
+) -> None:
+    with newcomer.process("up", GATEWAY_READ_TOKEN="r" * 32) as up:
+        await up.says("Ready.")
+        port = newcomer.environ["GATEWAY_PORT"]
+        wanted = f"  console  http://127.0.0.1:{port}/console/ (asks for GATEWAY_READ_TOKEN)\n"
+        assert wanted in up.output
+    with newcomer.process("up", GATEWAY_HOST="0.0.0.0") as up:  # noqa: S104 (what is tested)
+        await up.says("Ready.")
+        assert "  notice   no console: it needs GATEWAY_ADMIN_TOKEN on 0.0.0.0\n" in up.output
 
 
 async def test_a_queue_is_open_at_once_with_a_token_that_was_made_up(newcomer: Project) -> None:

@@ -20,7 +20,7 @@ from gateway.operate.status.look import read_status
 from gateway.routes import AlertDestinations, Alerts
 from gateway.secrets import Secret
 from tests.support.ledger import Reader, claim_all, make_claim
-from tests.support.receiver import Received, Receiver, answer, receiving
+from tests.support.receiver import OK, Received, Receiver, answer, receiving
 from tests.support.waiting import until
 from tests.support.workers import count, make_config, make_settings, subscribe, working
 
@@ -237,14 +237,26 @@ async def test_a_worker_that_is_stopped_while_it_looks_is_cut_off(pool: Pool) ->
 
 
 async def test_one_message_is_sent_by_one_worker_even_when_both_would(
-    pool: Pool, ledger: Reader, receiver: Receiver
+    pool: Pool, ledger: Reader
 ) -> None:
-    await put(ledger, "dead", at=NOW - MINUTE)
-    tellers = [make_teller(pool, by_webhook(receiver)) for _ in range(4)]
-    await tellers[0].look(NOW)
-    sent = await asyncio.gather(*(teller.send(NOW) for teller in tellers))
-    assert sorted(sent) == [0, 0, 0, 1]
-    assert len(receiver.requests) == 1
+    """The others look while the first one sends."""
+    others_have_looked = asyncio.Event()
+
+    async def reply(_: Received, writer: asyncio.StreamWriter) -> None:
+        await others_have_looked.wait()
+        writer.write(OK)
+        await writer.drain()
+
+    async with receiving(reply, OK) as receiver:
+        await put(ledger, "dead", at=NOW - MINUTE)
+        first, *others = [make_teller(pool, by_webhook(receiver)) for _ in range(4)]
+        await first.look(NOW)
+        sending = asyncio.create_task(first.send(NOW))
+        await until(lambda: bool(receiver.requests))
+        sent = await asyncio.gather(*(teller.send(NOW) for teller in others))
+        others_have_looked.set()
+        assert [*sent, await sending] == [0, 0, 0, 1]
+        assert len(receiver.requests) == 1
 
 
 async def test_a_worker_lost_between_sending_and_noting_tells_twice_under_one_id(

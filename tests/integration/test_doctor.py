@@ -314,6 +314,17 @@ async def test_defaults_of_the_database_that_change_transactions(
     assert told in found(await examine(place(settings)), level)
 
 
+async def test_a_role_whose_default_schema_is_the_ledger(
+    settings: Settings, database_url: str
+) -> None:
+    """The suite's own role has the name of the schema."""
+    told = "the default schema of role gateway is the gateway's own"
+    assert told in found(await examine(place(settings)), "warning")
+    name = urlsplit(database_url).path[1:]
+    await run_sql(database_url, f'alter database "{name}" set search_path = public')
+    assert told not in found(await examine(place(settings)))
+
+
 async def test_a_transaction_that_somebody_left_open(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

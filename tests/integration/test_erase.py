@@ -17,13 +17,14 @@ from gateway.errors import CommandFailed, NotFound, TransitionRefused
 from gateway.ledger.claims import Claim
 from gateway.ledger.connection import Connection
 from gateway.ledger.deliveries import DONE, lease_due, replay, settle
+from gateway.ledger.effects import retry_effects
 from gateway.ledger.erasure import Erased, find_subject
 from gateway.ledger.filter import Filter
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.model import Retention
 from gateway.operate import erase as erase_module
 from gateway.operate.erase import Subject, count_to_erase, erase
-from gateway.operate.inspect import find, list_events
+from gateway.operate.inspect import find, list_events, list_unknown_effects
 from gateway.registry.key_path import KeyPath
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -102,6 +103,37 @@ async def live(url: str, ledger: Reader, *claims: Claim) -> None:
     async with working(url, handler):
         await until(lambda: settled(ledger, len(claims)))
     await ledger.run("update gateway.deliveries set due_at = now() where status = 'pending'")
+
+
+async def test_an_effect_of_unknown_outcome_is_erased_and_no_longer_listed(
+    database_url: str, connection: Connection, ledger: Reader
+) -> None:
+    """Without its payload nobody could have it made again."""
+    await claim_all(database_url, [of(ACCOUNT, "evt_1", NAME)])
+
+    async def skip(event: Event, ctx: Context) -> None:
+        async def send() -> None:
+            raise TimeoutError
+
+        await ctx.once(f"mail {event.payload['name']}", send, unknown="skip")
+
+    async with working(database_url, subscribe(skip)):
+        await until(
+            lambda: ledger.value("select exists (select from gateway.deliveries"
+                                 " where status = 'done')")
+        )  # fmt: skip
+    id = await ledger.value("select id from gateway.deliveries")
+    await ledger.run(
+        "insert into gateway.audit (actor, action, delivery_id, effect)"
+        " select 'ann', 'retry effect', delivery_id, name from gateway.effects"
+    )
+    assert (await list_unknown_effects(connection, Filter(), (None,) * 3, 9)).rows
+    assert (await holding(ledger, NAME)).keys() >= {"effects", "audit"}
+    await order(connection)
+    assert await holding(ledger, NAME, ACCOUNT) == {}
+    assert (await list_unknown_effects(connection, Filter(), (None,) * 3, 9)).rows == []
+    with pytest.raises(TransitionRefused, match="no effect of unknown outcome"):
+        await retry_effects(connection, id, None, actor="ann", reason=None)
 
 
 async def settled(ledger: Reader, total: int) -> bool:

@@ -52,8 +52,24 @@ async def test_a_host_that_refuses_is_passed_over_and_an_end_to_all_is_said(
     async with wires(database_url, 1) as [only]:
         connection = await connect(url_of(database_url, free_port(), only.port), name="test")
         await connection.close()
-        with pytest.raises(StorageUnavailable, match="cannot be reached"):
-            await connect(url_of(database_url, free_port(), free_port()), name="test")
+        one, two = free_port(), free_port()
+        with pytest.raises(StorageUnavailable, match="cannot be reached") as refusal:
+            await connect(url_of(database_url, one, two), name="test")
+        for port in (one, two):
+            where = f"{HOST}:{port} (GATEWAY_DATABASE_URL)"
+            assert f"{where} refused the connection" in str(refusal.value)
+
+
+async def test_a_host_that_is_silent_is_told_from_one_that_refuses(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.ledger.connection.CONNECT_TIMEOUT_S", 0.2)
+    async with wires(database_url, 1) as [silent]:
+        silent.hang()
+        with pytest.raises(StorageUnavailable) as refusal:
+            await connect(url_of(database_url, silent.port), name="test")
+    where = f"{HOST}:{silent.port} (GATEWAY_DATABASE_URL)"
+    assert f"{where} did not answer within 0.2 s" in str(refusal.value)
 
 
 async def test_a_host_that_cannot_be_written_to_is_not_taken(database_url: str) -> None:

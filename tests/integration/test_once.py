@@ -107,7 +107,10 @@ async def test_skip_never_calls_a_second_time_through_a_time_out(
     handler, got = calling(callee, unknown="skip")
     await run(database_url, ledger, handler)
     assert (len(callee.calls), got) == (1, [None])
-    assert await ledger.value("select status from gateway.effects") == "begun"
+    effect = await ledger.row(
+        "select status, error, unknown_at is not null as at from gateway.effects"
+    )
+    assert effect == {"status": "unknown", "error": "ReadTimeout", "at": True}
 
 
 async def test_retry_calls_again_under_the_same_key_after_a_time_out(
@@ -181,6 +184,21 @@ async def test_a_run_may_catch_what_the_call_raises_and_try_again(
 
     await run(database_url, ledger, handler)
     assert len(callee.calls) == 2
+
+
+async def test_a_run_that_catches_the_error_and_completes_leaves_the_effect_unknown(
+    database_url: str, ledger: Reader
+) -> None:
+    """Also with `retry`: there is no next run that could call again."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.ReadTimeout("perhaps"))
+
+    async def handler(_: Event, ctx: Context) -> None:
+        with suppress(httpx.ReadTimeout):
+            await ctx.once("mail", callee)
+
+    await run(database_url, ledger, handler)
+    assert await ledger.value("select status from gateway.effects") == "unknown"
 
 
 async def test_what_is_no_function_is_refused(database_url: str, ledger: Reader) -> None:

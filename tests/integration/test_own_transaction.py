@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event, Reject
+from gateway.run.context import transaction_of
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, count, subscribe, working
@@ -24,6 +25,7 @@ ENDINGS = [
     "select 'it''s'; commit; begin; select 2",
     "select $tag$ $$ ; $tag$; commit; begin; select 1/0",
 ]
+PROOF = "select current_setting('gateway.transaction', true) as proof"
 
 
 async def run_one(url: str, ledger: Reader, handler: Function, **flow: Any) -> dict[str, Any]:
@@ -41,7 +43,7 @@ async def is_settled(ledger: Reader) -> bool:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway does not recognise the statement, as if its text were hidden from it."""
-    monkeypatch.setattr("gateway.run.context.check_statement", lambda query: None)
+    monkeypatch.setattr("gateway.run.transaction.check_statement", lambda query, **_: None)
 
 
 @pytest.mark.parametrize("catches", [False, True], ids=["raises", "returns"])
@@ -65,6 +67,28 @@ async def test_a_statement_that_ends_the_transaction_is_refused(
         assert await ledger.outcomes() == ["dead"]
         assert delivery["error"].startswith("StatementRefused: ")
         assert "ctx.db.transaction()" in delivery["error"]
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+async def test_a_commit_behind_an_escaped_quote_is_refused_as_the_session_reads_it(
+    setting: str, database_url: str, ledger: Reader
+) -> None:
+    """A text whose only COMMIT is inside of a constant runs; the other one is refused."""
+    done: list[str] = []
+    texts = {"on": r"select '\'; commit; select ''", "off": r"select '\''; commit; --'"}
+    hidden = {"on": r"select e'\'; commit; '", "off": r"select '\'; commit; '"}
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        await ctx.db.execute(f"set standard_conforming_strings = {setting}")
+        done.append(await ctx.db.execute(hidden[setting]))
+        await ctx.db.execute(texts[setting])
+
+    delivery = await run_one(database_url, ledger, handler)
+    assert delivery["status"] == "dead"
+    assert done == ["SELECT 1"]
+    assert delivery["error"].startswith("StatementRefused: `COMMIT`")
+    assert await ledger.effects() == 0
 
 
 @pytest.mark.parametrize("method", ["fetch", "fetchrow", "fetchval", "executemany"])
@@ -206,7 +230,9 @@ async def test_every_delivery_of_a_chain_has_a_proof_of_its_own(
 
     async def handler(event: Event, ctx: Context) -> None:
         await ctx.upsert("totals", key={"id": event.id}, values={"n": 1})
-        row = await ctx.db.run_own("select current_setting('gateway.transaction', true) as proof")
+        row = await transaction_of(ctx).run_own(
+            "select current_setting('gateway.transaction', true) as proof"
+        )
         assert row is not None
         proofs.append(row["proof"])
 

@@ -109,6 +109,10 @@ insert into gateway.effects (delivery_id, name, status, token, key_id)
 select n, 'receipt', 'done', gen_random_uuid(), case when route = 'rare' then '0123456789abcdef' end
 from past where n % 4 = 0;
 
+insert into gateway.effects (delivery_id, name, status, token, error, unknown_at)
+select n, 'mail', 'unknown', gen_random_uuid(), 'HTTPStatusError 500', at
+from past where n % 200 = 3;
+
 insert into gateway.once_keys (route, handler, key, delivery_id, token, finished_at)
 select route, handler, 'key_' || n, n, gen_random_uuid(), at from past where n % 4 = 0;
 
@@ -263,6 +267,13 @@ def listings() -> Iterator[Case]:
         ):
             of_dead = (*filter.of_dead, 50, *dead, None, 2_000)
             yield Case(query="list_dead", arguments=of_dead, by=f"{by}{after}", rows=2_000)
+            of_effects = (*filter.of_effects, 50, *dead, None if not after else "", 2_000)
+            yield Case(
+                query="list_unknown_effects",
+                arguments=of_effects,
+                by=f"{by}{after}",
+                rows=EVENTS // 200,
+            )
             asked = (filter.route, filter.type_pattern, filter.handler, None)
             when = (filter.since, filter.until, filter.account, None)
             walked = (*asked, *when, 50, 2_000, *mark)
@@ -314,10 +325,16 @@ def orders() -> Iterator[Case]:
         asked = filter.of_dead
         most = (50, None, None)
         yield Case(query="group_dead", arguments=(*asked, NOW, *most), by=by, rows=EVENTS // 200)
+        counted = (*asked, NOW, None)
+        yield Case(query="count_dead_effects", arguments=counted, by=by, rows=EVENTS // 200)
         spans = (filter.since, filter.until, NOW, 100)
         yield Case(query="has_dead_beyond", arguments=spans, by=by, rows=EVENTS // 200)
         place = (7, NOW - 20 * DAY, 0, NOW, STEP, None)
         yield Case(query="walk_dead", arguments=(*asked, *place), by=by, rows=EVENTS // 200)
+        asked = (*filter.of_effects, NOW, 50)
+        yield Case(query="group_unknown_effects", arguments=asked, by=by, rows=EVENTS // 200)
+        asked = (*filter.of_effects, NOW - 20 * DAY, 0, "", NOW, STEP)
+        yield Case(query="walk_unknown_effects", arguments=asked, by=by, rows=EVENTS // 200)
     times = (NOW - 2 * DAY, None, NOW)
     for by, account in {"all": None, "account": "acct_rare"}.items():
         asked = (["stripe", "rare"], "handlers.new", *times, "invoice.%", account)
@@ -327,6 +344,7 @@ def orders() -> Iterator[Case]:
         yield Case(query="walk_events", arguments=asked, by=by, rows=STEP)
 
 
+UNKNOWN: Final = list(range(3, 3 + 200 * BATCH, 200))
 DEAD: Final = list(range(EVENTS // 2 + 1, EVENTS // 2 + 1 + 200 * BATCH, 200))
 
 CASES: Final = [
@@ -404,9 +422,10 @@ CASES: Final = [
     ),
     Case(query="forget_in_vain", arguments=(RUNNING[0], 100)),
     Case(query="reap", arguments=(200, 10, timedelta()), rows=100),
-    Case(query="replay", arguments=(100_000, "ann", None), rows=2),
+    Case(query="replay", arguments=(100_000, "ann", None, True), rows=2),
+    Case(query="count_effects_of", arguments=(100_000,)),
     Case(query="discard", arguments=(PENDING[0], "ann", None)),
-    Case(query="replay_dead", arguments=(DEAD, NOW, "ann", None, 7), rows=BATCH),
+    Case(query="replay_dead", arguments=(DEAD, NOW, "ann", None, 7, True), rows=BATCH),
     Case(query="discard_dead", arguments=(DEAD, NOW, "ann", None, 7), rows=BATCH),
     Case(
         query="deliver_events",
@@ -514,6 +533,26 @@ CASES: Final = [
     Case(query="list_deliveries", arguments=("stripe", event_id(7))),
     Case(query="list_attempts", arguments=(PENDING,), rows=BATCH),
     Case(query="list_effects", arguments=(PENDING,), rows=BATCH),
+    Case(query="find_unknown_effects", arguments=(UNKNOWN[0], None)),
+    Case(query="look_effects", arguments=(NOW, 1, 10_000), rows=EVENTS // 200),
+    Case(
+        query="describe_effects",
+        arguments=(["stripe"], ["handlers.h3"], 10_000),
+        rows=EVENTS // 200,
+    ),
+    Case(query="count_unknown_effects", arguments=(10_000,), rows=EVENTS // 200),
+    Case(query="note_effect_error", arguments=(UNKNOWN[0], "mail", TOKENS[0], "ReadTimeout")),
+    Case(query="mark_effects_unknown", arguments=(RUNNING[0], TOKENS[0], ["mail"])),
+    Case(
+        query="retry_effects",
+        arguments=(UNKNOWN, ["mail"] * BATCH, "ann", None, 7),
+        rows=BATCH,
+    ),
+    Case(
+        query="confirm_effects",
+        arguments=(UNKNOWN, ["mail"] * BATCH, "ann", None, 7),
+        rows=BATCH,
+    ),
     Case(query="list_audit", arguments=(PENDING,), rows=BATCH),
     Case(query="list_all_audit", arguments=(50, None), rows=50),
     *reconciling(),
@@ -702,6 +741,8 @@ ASKED: Final = {
     "/event/fixture.json": (f"route=stripe&id={ID}",),
     "/dead": ("", *FILTERED, "error=Boom", "cause=1"),
     "/dead/all": tuple(f"action=replay&{asked}" for asked in (*FILTERED, "error=Boom", "cause=1")),
+    "/effects": ("", *FILTERED, "error=Boom", "effect=mail"),
+    "/effects/all": tuple(f"action=retry&{asked}" for asked in (*FILTERED, "effect=mail")),
     "/orders": ("",),
     "/orders/1": ("",),
     "/handlers": ("",),

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -146,6 +146,35 @@ async def test_items_that_wait_are_neither_trimmed_nor_forgotten(
     assert await forget_rejected(connection, timedelta(days=7)) == 5
 
 
+ITEM: Final = {"code": "BAD_PAYLOAD", "cause": "bad_item", "verified_by": "env:A"}
+DUPLICATE: Final = {"code": "DUPLICATE", "cause": "duplicate", "verified_by": "env:A"}
+
+
+async def test_items_and_duplicates_with_the_same_bytes_are_kept_beside_each_other(
+    connection: Connection, ledger: Reader
+) -> None:
+    bounds = Bounds(20, 10**8)
+    for n in range(3):
+        await keep_items(connection, [row(n, **ITEM), row(n, **ITEM)], bounds)
+        await keep_rejected(connection, [row(n, **DUPLICATE), row(n, **DUPLICATE)], bounds)
+    found = await ledger.rows("select code, copies, at from gateway.rejected order by code")
+    assert [tuple(one.values()) for one in found] == [
+        ("BAD_PAYLOAD", 1, NOW),
+        ("DUPLICATE", 6, NOW),  # the first: its time is in the id of what a release makes of it
+    ]
+
+
+async def test_duplicates_that_give_way_to_others_are_counted(
+    connection: Connection, ledger: Reader
+) -> None:
+    bounds = Bounds(20, 10**8)
+    many = [row(n, digest=b"%d" % n, **DUPLICATE) for n in range(25)]
+    assert await keep_rejected(connection, many, bounds) == 5
+    assert await keep_rejected(connection, [row(90, sender="another")], bounds) == 1
+    await ledger.run("update gateway.rejected set released_at = now()")
+    assert await keep_rejected(connection, [row(99, sender="third")], bounds) == 0
+
+
 async def test_processes_that_write_at_once_keep_the_bound(
     database_url: str, ledger: Reader
 ) -> None:
@@ -265,7 +294,7 @@ def refused_of(office: Office, url: str, *, rows: int = 200) -> tuple[Refused, C
 def outcomes(registry: CollectorRegistry) -> dict[str, float | None]:
     return {
         outcome: registry.get_sample_value("gateway_rejected_total", {"outcome": outcome})
-        for outcome in ("kept", "left_out", "lost")
+        for outcome in ("kept", "left_out", "lost", "trimmed")
     }
 
 
@@ -280,9 +309,23 @@ async def test_a_flood_of_bad_signatures_writes_a_bounded_number_of_rows(
     await refused.stop()
     assert await ledger.value("select count(*) from gateway.rejected") == PER_ROUTE
     found = outcomes(registry)
-    assert found == {"kept": PER_ROUTE, "left_out": 50_000 - PER_ROUTE, "lost": 0}
+    assert found == {"kept": PER_ROUTE, "left_out": 50_000 - PER_ROUTE, "lost": 0, "trimmed": 0}
     identity = await ledger.value("select max(id) from gateway.rejected")
     assert identity == PER_ROUTE, "no row was written that was then taken away"
+
+
+async def test_what_waits_for_postgres_is_written_together(
+    office: Office, database_url: str, ledger: Reader
+) -> None:
+    """In a commit for each kind: a stop has no time for a commit of each request."""
+    refused, _ = refused_of(office, database_url, rows=1000)
+    kinds = ("DUPLICATE", "BAD_PAYLOAD")
+    refused.keep_later(
+        [turned_away(b"{%d}" % n, code=kinds[n % 2], verified_by="env:A") for n in range(1000)]
+    )
+    await until(lambda: ledger.value("select count(*) = 1000 from gateway.rejected"))
+    assert await ledger.value("select count(distinct xmin::text) from gateway.rejected") == 2
+    await refused.stop()
 
 
 async def test_what_a_ledger_that_is_away_does_not_take_is_counted_and_gone(
@@ -292,7 +335,7 @@ async def test_what_a_ledger_that_is_away_does_not_take_is_counted_and_gone(
     for _ in range(3):
         refused.keep(turned_away())
     await refused.stop()
-    assert outcomes(registry) == {"kept": 0, "left_out": 0, "lost": 3}
+    assert outcomes(registry) == {"kept": 0, "left_out": 0, "lost": 3, "trimmed": 0}
 
 
 async def test_no_ring_is_kept_where_none_is_wanted(

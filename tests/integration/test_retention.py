@@ -88,6 +88,22 @@ async def test_a_key_goes_after_its_retention_with_all_that_hangs_on_it(
     assert await ledger.rows("select from gateway.attempts") == []
 
 
+async def test_an_effect_that_nobody_resolved_leaves_an_audit_row(
+    database_url: str, ledger: Reader
+) -> None:
+    delivery_id = await arrange(database_url, ledger, status="done", ended=36 * DAY)
+    await ledger.run(
+        "insert into gateway.effects (delivery_id, name, status, token, unknown_at)"
+        " values ($1, 'receipt', 'unknown', gen_random_uuid(), now() - interval '36 d'),"
+        " ($1, 'charge', 'done', gen_random_uuid(), null)",
+        delivery_id,
+    )
+    assert (await prune(database_url)).keys == 1
+    assert await ledger.rows("select from gateway.effects") == []
+    [noted] = await ledger.rows("select actor, action, effect, event_id from gateway.audit")
+    assert tuple(noted.values()) == ("retention", "forget effect", "receipt", "evt_1")
+
+
 async def test_a_payload_goes_before_its_key_and_a_late_retry_is_still_a_duplicate(
     database_url: str, ledger: Reader
 ) -> None:

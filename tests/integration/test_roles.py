@@ -222,7 +222,7 @@ FORBIDDEN: Final = {
         "update gateway.processed_events set type = 'x'",
         "update gateway.deliveries set status = 'done'",
         "delete from gateway.deliveries where id = 1",
-        "select from gateway.effects",
+        "select name from gateway.effects",
         "select from gateway.audit",
         "insert into gateway.audit (actor, action) values ('a', 'b')",
         "select body from gateway.rejected",

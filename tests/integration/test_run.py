@@ -93,6 +93,19 @@ async def test_a_handler_that_never_touches_the_database_is_done_too(
     assert await ledger.outcomes() == ["done"]
 
 
+async def test_ctx_db_has_no_method_that_is_not_for_handlers(
+    database_url: str, ledger: Reader
+) -> None:
+    seen: list[str] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        seen.extend(name for name in dir(ctx.db) if not name.startswith("_"))
+
+    await run_one(database_url, ledger, handler, status="done")
+    statements = ["execute", "executemany", "fetch", "fetchrow", "fetchval"]
+    assert seen == [*statements, "transaction"]
+
+
 async def test_a_handler_that_fails_twice_and_then_succeeds_has_one_effect(
     database_url: str, ledger: Reader
 ) -> None:
@@ -423,18 +436,18 @@ async def test_a_commit_that_is_never_answered_is_given_up(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a connection that a firewall forgot: nothing comes back, not even an error."""
-    from gateway.run.context import Database
+    from gateway.run.transaction import DeliveryTransaction
 
-    complete, hung = Database.complete, asyncio.Event()
+    complete, hung = DeliveryTransaction.complete, asyncio.Event()
 
-    async def hang_once(self: Database, lease: Any, *, chain: bool) -> None:
+    async def hang_once(self: DeliveryTransaction, lease: Any, *, chain: bool) -> None:
         if not hung.is_set():
             hung.set()
             assert self._session is not None
             await self._session.connection.execute("select pg_sleep(60)")
         await complete(self, lease, chain=chain)
 
-    monkeypatch.setattr(Database, "complete", hang_once)
+    monkeypatch.setattr(DeliveryTransaction, "complete", hang_once)
     await run_one(database_url, ledger, count, status="done")
     assert await ledger.outcomes() == ["lost", "done"]
     assert await ledger.effects() == 1
@@ -698,12 +711,12 @@ async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """COMMIT goes through, its answer gets lost: the run must not be repeated."""
-    from gateway.run.context import Database
+    from gateway.run.transaction import DeliveryTransaction
 
-    complete = Database.complete
+    complete = DeliveryTransaction.complete
     cut: list[bool] = []
 
-    async def complete_and_cut(self: Database, lease: Any, *, chain: bool) -> None:
+    async def complete_and_cut(self: DeliveryTransaction, lease: Any, *, chain: bool) -> None:
         session = self._session
         await complete(self, lease, chain=chain)
         if not cut:
@@ -712,7 +725,7 @@ async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
             session.connection.terminate()
             raise asyncpg.ConnectionDoesNotExistError("cut between COMMIT and its answer")
 
-    monkeypatch.setattr(Database, "complete", complete_and_cut)
+    monkeypatch.setattr(DeliveryTransaction, "complete", complete_and_cut)
     await run_one(database_url, ledger, count, status="done")
     assert cut
     assert await ledger.outcomes() == ["done"]

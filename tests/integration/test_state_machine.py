@@ -44,7 +44,7 @@ from gateway.ledger.deliveries import (
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.ledger.sessions import Sessions
 from gateway.model import MOVES, Lease, Outcome, ReplayPolicy, Retention, Status
-from gateway.run.context import Database
+from gateway.run.transaction import DeliveryTransaction
 from tests.support.ledger import Reader, make_claim
 from tests.support.waiting import PATIENCE_S, until
 
@@ -286,7 +286,7 @@ class Order(Protocol):
 
     async def __call__(
         self, ledger: Connection, delivery_id: int, *, actor: str, reason: str | None
-    ) -> list[int]: ...
+    ) -> object: ...
 
 
 MAY: Final[Mapping[Order, frozenset[Status]]] = {
@@ -754,10 +754,10 @@ class Run:
     """What it made of its delivery, if anything."""
     pid: int | None = None
     is_paused: ClassVar[bool] = False
-    db: Database = field(init=False)
+    db: DeliveryTransaction = field(init=False)
 
     def __post_init__(self) -> None:
-        self.db = Database(self.worker.sessions, self.limit)
+        self.db = DeliveryTransaction(self.worker.sessions, self.limit)
 
     async def work(self) -> None:
         """Writes as a handler does: a row that others write too, and an effect."""
@@ -842,7 +842,7 @@ class Run:
     async def abandon(self) -> None:
         """Undoes what the handler wrote; it may begin anew."""
         await self.db.close()
-        self.db = Database(self.worker.sessions, self.limit)
+        self.db = DeliveryTransaction(self.worker.sessions, self.limit)
         self.has_worked = False
 
 

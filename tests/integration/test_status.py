@@ -83,6 +83,17 @@ async def test_where_nothing_is_wrong_it_says_so(settings: Settings, ledger: Rea
     assert "All is well." in shown(status)
 
 
+async def test_it_says_how_far_counts_lag(settings: Settings, ledger: Reader) -> None:
+    every = settings.model_copy(update={"sweep": timedelta(seconds=2)})
+    status = await read_status(every)
+    assert status["counts_lag_s"] == 2.0
+    line = next(row for row in shown(status).splitlines() if row.startswith("Counts"))
+    told = "requests and runs lag by up to 2s; waiting, running and dead do not"
+    assert line.split(maxsplit=1)[1].strip() == told
+    slow = settings.model_copy(update={"sweep": timedelta(hours=1)})
+    assert (await read_status(slow))["counts_lag_s"] == 5.0
+
+
 async def test_no_worker_is_a_problem(settings: Settings, database_url: str) -> None:
     await claim_all(database_url, [make_claim(), make_claim()])
     status = await read_status(settings)

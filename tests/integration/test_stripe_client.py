@@ -13,6 +13,7 @@ import stripe
 
 from gateway import NotSent
 from gateway.model import Outcome, RetryPolicy
+from gateway.run.outcome import CallOutcome, classify, counting_requests
 from gateway.run.policy import decide
 from gateway.run.stripe_client import make_stripe_client
 
@@ -345,3 +346,42 @@ async def test_the_key_is_shown_nowhere(
     shown = [repr(client), repr(client.v1), repr(customer), str(customer), repr(caught.value)]
     assert API_KEY not in "".join([*shown, caplog.text])
     assert "v1/customers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([401], CallOutcome.NOT_DONE),
+        ([403], CallOutcome.NOT_DONE),
+        ([404], CallOutcome.NOT_DONE),
+        ([429], CallOutcome.NOT_DONE),
+        ([402], CallOutcome.UNKNOWN),
+        ([409], CallOutcome.UNKNOWN),
+        ([500], CallOutcome.UNKNOWN),
+        ([httpx.ReadTimeout("late")], CallOutcome.UNKNOWN),
+        ([httpx.ConnectError("no")], CallOutcome.NOT_DONE),
+        ([httpx.ConnectError("no"), httpx.ConnectError("no")], CallOutcome.NOT_DONE),
+        ([httpx.ReadTimeout("late"), httpx.ConnectError("no")], CallOutcome.UNKNOWN),
+        ([httpx.ReadTimeout("late"), 401], CallOutcome.UNKNOWN),
+        ([500, 401], CallOutcome.UNKNOWN),
+        ([500, httpx.ConnectError("no")], CallOutcome.UNKNOWN),
+    ],
+)
+async def test_a_failed_call_inside_a_once_is_not_done_or_unknown(
+    client: stripe.StripeClient,
+    api: respx.MockRouter,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[int | Exception],
+    expected: CallOutcome,
+) -> None:
+    """Also if the library itself tried again."""
+    monkeypatch.setattr(stripe.HTTPClient, "INITIAL_DELAY", 0)
+    api.post("/v1/refunds").side_effect = [
+        httpx.Response(a, json={"error": {"message": "no"}}) if isinstance(a, int) else a
+        for a in answers
+    ]
+    with counting_requests() as made, pytest.raises(stripe.StripeError) as caught:
+        await client.v1.refunds.create_async(
+            {"charge": "ch_1"}, {"max_network_retries": len(answers) - 1}
+        )
+    assert classify(caught.value, made) is expected

@@ -108,7 +108,7 @@ async def test_postgres_without_the_right_proof_is_refused(
     ):
         with pytest.raises(StorageUnavailable, match=told) as refusal:
             await connect(url, name="test")
-        assert "cannot be reached" in str(refusal.value)
+        assert f":{port} (GATEWAY_DATABASE_URL)" in str(refusal.value)
 
 
 async def test_a_postgres_that_speaks_no_tls_is_refused(

@@ -224,3 +224,24 @@ async def _check_refused(url: str, events: list[str]) -> None:
         [make_claim("fresh", route="github", body=body_of("guarded"), replay=ReplayPolicy.REFUSE)],
     )
     assert (again.verdict, again.first_event_id) == (Verdict.REPLAYED, "guarded")
+
+
+@pytest.mark.parametrize("past_url", [28], indirect=True)
+async def test_effects_that_were_skipped_before_they_could_be_seen_are_listed(
+    past: Connection,
+) -> None:
+    await past.execute(
+        "insert into gateway.effects (delivery_id, name, token)"
+        " select id, 'mail', gen_random_uuid() from gateway.deliveries"
+        " where status in ('done', 'dead')"
+    )
+    await migrate(past, ())
+    rows = await past.fetch(
+        "select d.status as delivery, e.status, e.unknown_at = e.begun_at as since"
+        " from gateway.effects e join gateway.deliveries d on d.id = e.delivery_id"
+        " where e.name = 'mail'"
+    )
+    assert {tuple(row.values()) for row in rows} == {
+        ("done", "unknown", True),
+        ("dead", "begun", None),
+    }

@@ -14,6 +14,7 @@ from gateway.ledger.sessions import Sessions
 from gateway.model import Lease
 from gateway.registry import Registry
 from gateway.run.bench import Workbench
+from gateway.run.context import transaction_of
 from tests.support.ledger import Reader
 from tests.support.workers import count, make_config, subscribe
 
@@ -51,10 +52,10 @@ async def upsert(
     ctx = make_context(sessions, received_at=received_at)
     try:
         wrote = await ctx.upsert("orders", key={"id": "o_1"}, values={"status": status}, **options)
-        await ctx.db.run_own("commit")
+        await transaction_of(ctx).run_own("commit")
         return wrote
     finally:
-        await ctx.db.close()
+        await transaction_of(ctx).close()
 
 
 async def status(ledger: Reader) -> str:
@@ -124,15 +125,15 @@ async def test_a_missing_unique_index_is_said_in_words(sessions: Sessions) -> No
     ctx = make_context(sessions)
     with pytest.raises(ValueError, match=r"needs a unique index on \(status\)"):
         await ctx.upsert("orders", key={"status": "x"}, values={"id": "o_9"})
-    await ctx.db.close()
+    await transaction_of(ctx).close()
 
 
 async def test_a_dict_becomes_json(sessions: Sessions, ledger: Reader) -> None:
     ctx = make_context(sessions)
     values = {"status": "open", "details": {"a": [1, "é"]}}
     await ctx.upsert("orders", key={"id": "o_1"}, values=values)
-    await ctx.db.run_own("commit")
-    await ctx.db.close()
+    await transaction_of(ctx).run_own("commit")
+    await transaction_of(ctx).close()
     assert await ledger.value("select details->'a'->>1 from orders") == "é"
 
 
@@ -140,10 +141,10 @@ async def test_names_are_quoted_and_nothing_else(sessions: Sessions) -> None:
     ctx = make_context(sessions)
     with pytest.raises(asyncpg.UndefinedTableError):
         await ctx.upsert('orders" (id) values (1); drop table orders; --', key={"id": 1}, values={})
-    await ctx.db.close()
+    await transaction_of(ctx).close()
     ctx = make_context(sessions)
     assert await ctx.upsert("public.orders", key={"id": "o_2"}, values={"status": "x"})
-    await ctx.db.close()
+    await transaction_of(ctx).close()
 
 
 async def test_without_a_key_it_refuses(sessions: Sessions) -> None:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.ledger.bulk import Action, NewOrder, Order, begin_order
+from gateway.ledger.bulk import Action, Effects, NewOrder, Order, begin_order
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.filter import Filter
 from gateway.ledger.sealed import OPEN
@@ -82,6 +82,7 @@ class Clerk:
 
     async def begin(self, action: Action = Action.REPLAY, **order: Any) -> Order:
         rate, as_of = order.pop("rate", None), order.pop("as_of", datetime.now(UTC))
+        effects = order.pop("effects", Effects.KEEP)
         filter = Filter(**order)
         count = await count_matching(self.connection, action, filter, as_of, lambda: self._registry)
         new = NewOrder(
@@ -92,6 +93,7 @@ class Clerk:
             rate=rate,
             as_of=as_of,
             total=count.total,
+            effects=effects,
         )
         return await begin_order(self.connection, new)
 

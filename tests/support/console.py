@@ -51,6 +51,27 @@ class Ledger:
 
         self.do(add)
 
+    def add_unknown_effects(self, n: int, prefix: str, *, handler: str) -> None:
+        """Completed deliveries, each with a receipt of unknown outcome."""
+
+        async def add(reader: Reader) -> None:
+            await add_events(reader, n, prefix=prefix)
+            await reader.run(
+                "with done as ("
+                " insert into gateway.deliveries (route, event_id, handler, status, finished_at)"
+                " select 'stripe', $1 || n, $2, 'done', now() from generate_series(1, $3::int) n"
+                " returning id)"
+                " insert into gateway.effects"
+                " (delivery_id, name, token, status, error, unknown_at)"
+                " select id, 'receipt', gen_random_uuid(), 'unknown', 'HTTPStatusError 500', now()"
+                " from done",
+                prefix,
+                handler,
+                n,
+            )
+
+        self.do(add)
+
     def value(self, query: str, *args: object) -> Any:
         return self.do(lambda reader: reader.value(query, *args))
 

@@ -4,14 +4,15 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from textwrap import dedent
 from typing import Final
 
+import asyncpg
 import httpx
 import orjson
 
@@ -211,6 +212,9 @@ class Running:
             self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        except BaseException:  # the test is out of time: pytest would wait for the process
+            self.process.kill()
+            raise
 
     async def says(self, text: str) -> None:
         """Waits until the process has logged this."""
@@ -297,3 +301,15 @@ def github_request(
         body, secret=GITHUB_SECRET.encode(), id=guid, type=event, now=datetime.now(UTC)
     )
     return sent.body, sent.headers
+
+
+@asynccontextmanager
+async def locked(project: Project, table: str) -> AsyncIterator[None]:
+    """Hold a lock on a table of the ledger, so that nothing is written to it meanwhile."""
+    blocker = await asyncpg.connect(project.environ["GATEWAY_DATABASE_URL"])
+    try:
+        async with blocker.transaction():
+            await blocker.execute(f"lock table gateway.{table} in exclusive mode")
+            yield
+    finally:
+        await blocker.close()

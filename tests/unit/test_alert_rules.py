@@ -133,6 +133,10 @@ CASES: Final[dict[str, list[Case]]] = {
     "GatewayUnverified": [counter("gateway_unverified_total", labels='route="stripe"')],
     "GatewayTokenGuessed": [
         counter("gateway_admin_refused_total", good="0+1x90", bad="0+30x90"),
+        Case(
+            {f'gateway_admin_refused_total{{{SERVE},outcome="UNAUTHORIZED"}}': "0+30x90"},
+            {f'gateway_admin_refused_total{{{SERVE},outcome="NO_TOKEN"}}': "0+30x90"},
+        ),
     ],
     "GatewayReloadRefused": [
         counter("gateway_reloads_total", labels=f'{SERVE},outcome="refused"'),
@@ -189,6 +193,7 @@ CASES: Final[dict[str, list[Case]]] = {
     "GatewayDying": [
         counter("gateway_dead_letters_total", good="0+1x90", bad="0+50x90", labels=PLACE)
     ],
+    "GatewayUnknownEffects": [gauge("gateway_unknown_effects", "3x90", "0x90", PLACE)],
     "GatewayDeadLetters": [gauge("gateway_dead_deliveries", "3x90", "0x90", PLACE, "70m")],
     "GatewayFailing": [
         Case(attempts("0+1x90", "0+5x90"), attempts("0+5x90", "0+1x90")),

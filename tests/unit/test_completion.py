@@ -118,7 +118,11 @@ def test_every_public_name_says_what_it_is(owner: type) -> None:
 def test_the_names_are_all_found() -> None:
     assert public_names(Event) >= {"id", "headers", "payload", "stripe", "github"}
     assert public_names(Context) >= {"db", "http", "attempt", "log", "upsert", "once", "stripe"}
-    assert public_names(Database) >= {"execute", "fetchval", "transaction"}
+
+
+def test_ctx_db_shows_only_what_handlers_may_call() -> None:
+    statements = {"execute", "executemany", "fetch", "fetchrow", "fetchval"}
+    assert public_names(Database) == {*statements, "transaction"}
 
 
 def test_the_objects_of_the_providers_are_typed(revealed: Mapping[str, str]) -> None:

@@ -358,7 +358,13 @@ def test_the_shipped_file_loads() -> None:
         ("tolerance: 5 minutes", "tolerance", "'5 minutes'", DURATION),
         ("tolerance: 0s", "tolerance", "0s", "more than 0s, which would switch the check off"),
         ("tolerance: 25h", "tolerance", "1d1h", "0s to 1d"),
-        ("handlers: handlers.billing", "handlers", "'handlers.billing'", "a list"),
+        (
+            "handlers: handlers.billing",
+            "handlers",
+            "'handlers.billing'",
+            "a list: write [handlers.billing]",
+        ),
+        ("handlers: 5", "handlers", "5", "a list"),
         ("handlers: [a b]", "handlers[0]", "'a b'", "a module such as handlers.billing"),
         ("handlers: [x, .a]", "handlers[1]", "'.a'", "a module such as handlers.billing"),
         ("handlers: [a/b.py]", "handlers[0]", "'a/b.py'", "a module such as handlers.billing"),
@@ -370,7 +376,9 @@ def test_the_shipped_file_loads() -> None:
         ("ack_within: 0s", "ack_within", "0s", "1ms to 5m"),
         ("receive_within: 6m", "receive_within", "6m", "1ms to 5m"),
         ("types: []", "types", "an empty list", "at least 1 of them"),
-        ("types: invoice.*", "types", "'invoice.*'", "a list"),
+        ("types: invoice.*", "types", "'invoice.*'", "a list: write [invoice.*]"),
+        ("types: '*'", "types", "'*'", 'a list: write ["*"]'),
+        (f"types: {'a' * 61}", "types", f"'{'a' * 59}...", "a list"),
         (
             "types: ['']",
             "types[0]",
@@ -616,11 +624,14 @@ def test_a_route_without_provider_or_secrets_is_refused_at_its_own_line(tmp_path
         (f"secrets: [env:{SECRET}]", "secrets[0]", "a literal value (not shown)", REFERENCE),
         ("secrets: [123456]", "secrets[0]", "a literal value (not shown)", REFERENCE),
         (f"secrets: [[{SECRET}]]", "secrets[0]", "a literal value (not shown)", REFERENCE),
-        (f"secrets: {SECRET}", "secrets", "a literal value (not shown)", "a list"),
-        ("secrets: 123456", "secrets", "a literal value (not shown)", "a list"),
+        (f"secrets: {SECRET}", "secrets", LITERAL, f"a list with {REFERENCE}"),
+        (f"secrets: env:{SECRET}", "secrets", LITERAL, f"a list with {REFERENCE}"),
+        ("secrets: 123456", "secrets", LITERAL, f"a list with {REFERENCE}"),
         (f"secrets: {{{SECRET}: x}}", "secrets", "a mapping", "a list"),
         ("secrets: []", "secrets", "an empty list", "at least 1 of them"),
-        ("secrets: env:A", "secrets", "a literal value (not shown)", "a list"),
+        ("secrets: env:A", "secrets", "env:A", "a list: write [env:A]"),
+        ("secrets: file:/run/a", "secrets", "file:/run/a", "a list: write [file:/run/a]"),
+        ("secrets: 'file:/run/a b'", "secrets", "file:/run/a b", 'a list: write ["file:/run/a b"]'),
         (f"secrets: [{{secret: {SECRET}}}]", "secrets[0].secret", LITERAL, REFERENCE),
         (f"secrets: [{{secret: [{SECRET}]}}]", "secrets[0].secret", LITERAL, REFERENCE),
         (f"secrets: [{{secret: env:A, expires_at: {SECRET}}}]", EXPIRES_AT, LITERAL, TIME),
@@ -667,7 +678,14 @@ def test_however_a_literal_secret_gets_into_the_file_it_is_not_shown(
 
 
 @pytest.mark.parametrize(
-    "line", ["path: whsec_x", "handlers: [sk_live_x y]", "types: ['ghp_x y']", "whsec_x: 1"]
+    "line",
+    [
+        "path: whsec_x",
+        "types: whsec_x",
+        "handlers: [sk_live_x y]",
+        "types: ['ghp_x y']",
+        "whsec_x: 1",
+    ],
 )
 def test_a_credential_under_another_key_is_not_shown_either(line: str, tmp_path: Path) -> None:
     shown = "\n".join(map(str, problems(tmp_path, route_with(line))))
@@ -697,7 +715,8 @@ def test_routes_of_the_wrong_shape_are_refused(
 @pytest.mark.parametrize(
     ("lines", "line", "key", "found", "expected"),
     [
-        ("schema: a.sql", 1, "schema", "'a.sql'", "a list"),
+        ("schema: a.sql", 1, "schema", "'a.sql'", "a list: write [a.sql]"),
+        ("keys: env:A", 1, "keys", "env:A", "a list: write [env:A]"),
         ("schema: [a.sql, b.txt]", 1, "schema[1]", "'b.txt'", "the path of an .sql file"),
         ("schema:\n- a.sql\n- 5", 3, "schema[1]", "5", "text"),
         ("defaults: [1]", 1, "defaults", "a list", "a mapping"),

@@ -233,6 +233,13 @@ def test_what_compose_and_the_workflow_name_exists(providers: list[str]) -> None
     assert not [name for name, text in plan.items() if "{{" in text.replace("${{", "")]
 
 
+def test_the_default_schema_in_compose_is_not_the_ledger() -> None:
+    """Else Alembic or Django, run as the role gateway, would drop or create tables there."""
+    plan = plan_project(["stripe"])
+    postgres = yaml.safe_load(plan["compose.yaml"])["services"]["postgres"]
+    assert postgres["command"] == ["postgres", "-c", "search_path=public"]
+
+
 def test_compose_asks_a_worker_for_its_health_and_not_a_serve_on_the_workers_port() -> None:
     plan = plan_project(["stripe"])
     services = yaml.safe_load(plan["compose.yaml"])["services"]

@@ -186,6 +186,26 @@ def test_a_bad_variable_is_a_problem(variable: str, value: str, found: str, expe
 
 
 @pytest.mark.parametrize(
+    ("scheme", "written"),
+    [
+        ("postgresql+asyncpg", "postgresql"),
+        ("postgresql+psycopg2", "postgresql"),
+        ("postgres+psycopg", "postgres"),
+        ("postgis", None),
+        (f"postgresql+{PASSWORD}", None),
+        ("mysql+asyncmy", None),
+    ],
+)
+@pytest.mark.parametrize("variable", ["GATEWAY_DATABASE_URL", "GATEWAY_TEST_DATABASE_URL"])
+def test_a_url_of_sqlalchemy_gets_a_hint(variable: str, scheme: str, written: str | None) -> None:
+    found = problems({variable: f"{scheme}://u:{PASSWORD}@h/d"})[variable]
+    plain = "a URL: postgresql://... or postgres://..."
+    hint = f" (without the driver that SQLAlchemy names: {written}://..., not {scheme}://...)"
+    assert found.found == "a value (not shown)"
+    assert found.expected == plain + (hint if written else "")
+
+
+@pytest.mark.parametrize(
     "url",
     [
         f"mysql://u:{PASSWORD}@h/d",

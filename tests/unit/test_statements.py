@@ -35,6 +35,20 @@ ENDS_THE_TRANSACTION = [
     'select 1 as "a""b"; end; begin',
     ";;commit",
     "create function f() returns int language sql begin atomic select 1; end; commit",
+    "select begin atomic from t; commit",
+    "create function f(begin atomic) returns int language sql as 'select 1'; commit",
+    "create function f() returns begin.atomic language sql as 'select 1'; commit",
+    "create function f() returns int set search_path = begin, atomic as 'select 1'; commit",
+    "create function f(begin int, atomic int) returns int return begin + atomic; commit",
+    "create function f() returns int begin atomic select 1 as end; end; commit",
+    "prepare transaction e'p1'",
+    "prepare transaction U&'p1' uescape '!'",
+    "select '\\'; commit; select ''",
+    "select e'\\\\'; commit",
+    "select e'it\\'s'; commit",
+    "select u&'\\'; commit",
+    "select 1 as a$b$; commit; select 1 as b$b$",
+    "select $1; commit; select $$$$",
     "select 'quite long'" + " -- " + "x" * 3_000 + "\n; commit",
 ]
 
@@ -80,6 +94,21 @@ PASSES = [
     " select case when true then 1 end; select 2; end; select 3",
     "create rule r as on insert to t do also (delete from u; delete from v)",
     "select E'it\\'s; commit'",
+    "select e'a' -- '\n 'it\\'s; commit; '",
+    "select U&'\\0041; commit; '",
+    "select $1$$; commit; $$",
+    "select $1$a$; commit; $a$",
+    "select 1$$; commit; $$",
+    "select $é😀$; commit; $é😀$",
+    "select 1; rollbac\u212a",
+    "create function f() returns int begin atomic select 1 as end; select 2; end; select 3",
+    "create function f() returns int begin atomic select 1 end; select t.end from t; end",
+    'create or replace procedure p() begin atomic; select 1 as "end"; end; select 3',
+    "create function f() returns int begin atomic"
+    " select case when true then case 1 when 1 then 2 end end; select 2; end; select 3",
+    "select 'not terminated; commit; ",
+    "select $$not terminated; commit; ",
+    "select e'not terminated; commit; \\",
 ]
 
 
@@ -87,6 +116,15 @@ PASSES = [
 def test_a_text_that_ends_the_transaction_is_refused(query: str) -> None:
     with pytest.raises(StatementRefused, match=r"was not sent: it would end the transaction"):
         check_statement(query)
+
+
+def test_a_backslash_in_a_plain_constant_is_read_as_the_session_does() -> None:
+    one_string, commit = "select '\\'; commit; '", "select '\\''; commit; --'"
+    check_statement(one_string, standard_strings=False)
+    check_statement(commit, standard_strings=True)
+    for query, standard_strings in ((one_string, True), (commit, False)):
+        with pytest.raises(StatementRefused, match="COMMIT"):
+            check_statement(query, standard_strings=standard_strings)
 
 
 @pytest.mark.parametrize("query", BREAKS_THE_SESSION)

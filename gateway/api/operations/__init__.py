@@ -7,6 +7,13 @@ from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.dead import CAUSES, DEAD, GROUPS
 from gateway.api.operations.doctor import DOCTOR
+from gateway.api.operations.effects import (
+    CONFIRM_EFFECTS,
+    EFFECT_GROUPS,
+    EFFECTS,
+    RESOLVE_ALL_EFFECTS,
+    RETRY_EFFECTS,
+)
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
 from gateway.api.operations.orders import (
     BEGIN_ORDER,
@@ -39,12 +46,17 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     CAUSES,
     REPLAY,
     DISCARD,
+    EFFECTS,
+    EFFECT_GROUPS,
+    RETRY_EFFECTS,
+    CONFIRM_EFFECTS,
     PAUSES,
     PAUSE,
     RESUME,
     ORDERS,
     BEGIN_ORDER,
     DELIVER,
+    RESOLVE_ALL_EFFECTS,
     SHOW_ORDER,
     STOP_ORDER,
     RESUME_ORDER,

@@ -3,7 +3,7 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -11,11 +11,11 @@ from gateway.api.filters import FilterParams
 from gateway.api.office import Office
 from gateway.api.operation import Operation, Params
 from gateway.api.paging import Cursor, Page, PageParams
-from gateway.api.shapes import EventDetail, EventRow
+from gateway.api.shapes import EventDetail, EventRow, ReplayedAnswer
 from gateway.api.values import Id, RowId, Text
 from gateway.errors import NotFound
 from gateway.failpoints import reached
-from gateway.ledger.deliveries import discard, replay
+from gateway.ledger.deliveries import count_effects, discard, replay
 from gateway.model import Status
 from gateway.notation.moments import UtcTime
 from gateway.operate.inspect import Row, find, list_events
@@ -56,6 +56,18 @@ class OrderParams(Params):
 
     delivery_id: DeliveryId
     reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
+
+
+class ReplayParams(OrderParams):
+    """Which delivery to run again, what to do about its effects, and why."""
+
+    effects: Annotated[
+        Literal["keep", "retry"],
+        Field(description="Leave effects of unknown outcome as they are, or make them again."),
+    ] = "keep"
+    dry_run: Annotated[
+        bool, Field(strict=True, description="Only count its effects; run nothing.")
+    ] = False
 
 
 async def _events(office: Office, params: EventsParams) -> Page[EventRow]:
@@ -110,11 +122,26 @@ def _readable(event: dict[str, Any]) -> EventDetail:
     return detail
 
 
-async def _replay(office: Office, params: OrderParams) -> dict[str, int]:
-    due = await replay(office.ledger, params.delivery_id, actor=office.actor, reason=params.reason)
-    reached("replay.marked")
-    await office.wake(due)
-    return {"delivery_id": params.delivery_id}
+async def _replay(office: Office, params: ReplayParams) -> ReplayedAnswer:
+    if params.dry_run:
+        effects = await count_effects(office.ledger, params.delivery_id)
+    else:
+        replayed = await replay(
+            office.ledger,
+            params.delivery_id,
+            actor=office.actor,
+            reason=params.reason,
+            retry_effects=params.effects == "retry",
+        )
+        reached("replay.marked")
+        await office.wake(replayed.due)
+        effects = replayed.effects
+    return {
+        "delivery_id": params.delivery_id,
+        "effects": params.effects,
+        "effects_kept": effects.kept,
+        "effects_unknown": effects.unknown,
+    }
 
 
 async def _discard(office: Office, params: OrderParams) -> dict[str, int]:
@@ -156,8 +183,8 @@ REPLAY = Operation(
     method="POST",
     path="/deliveries/{delivery_id}/replay",
     summary="Run a delivery again, now, with a fresh round of attempts.",
-    params=OrderParams,
-    result=dict[str, int],
+    params=ReplayParams,
+    result=ReplayedAnswer,
     run=_replay,
 )
 DISCARD = Operation(

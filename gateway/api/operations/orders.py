@@ -15,6 +15,7 @@ from gateway.api.shapes import Ordered, OrderRow
 from gateway.api.values import INTEGER, RowId, Text
 from gateway.ledger.bulk import (
     Action,
+    Effects,
     NewOrder,
     Order,
     begin_order,
@@ -37,6 +38,14 @@ Why = Annotated[Text | None, Field(description="Why, for the audit log.")]
 PLACE = Cursor("order_id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 
+EffectsChoice = Annotated[
+    Literal["keep", "retry"],
+    Field(
+        description="Of a replay: leave effects of unknown outcome as they are, or make them again."
+    ),
+]
+
+
 class OrderingParams(Params):
     """How to go about everything that matches."""
 
@@ -53,6 +62,7 @@ class BeginParams(OrderingParams, DeadFilter):
     """What to do to which dead letters."""
 
     action: Annotated[Literal["replay", "discard"], Field(description="What to do to them.")]
+    effects: EffectsChoice = "keep"
 
 
 class DeliverParams(OrderingParams, FilterParams):
@@ -81,14 +91,22 @@ class ResumeParams(StopParams):
 
 
 async def _begin(office: Office, params: BeginParams) -> Ordered:
-    return await _order(office, Action(params.action), params.filter, params)
+    effects = Effects(params.effects)
+    return await begin(office, Action(params.action), params.filter, params, effects)
 
 
 async def _deliver(office: Office, params: DeliverParams) -> Ordered:
-    return await _order(office, Action.DELIVER, params.filter, params)
+    return await begin(office, Action.DELIVER, params.filter, params)
 
 
-async def _order(office: Office, action: Action, filter: Filter, params: OrderingParams) -> Ordered:
+async def begin(
+    office: Office,
+    action: Action,
+    filter: Filter,
+    params: OrderingParams,
+    effects: Effects = Effects.KEEP,
+) -> Ordered:
+    """Count what matches and, unless only that was asked for, begin an order for it."""
     as_of = await read_clock(office.ledger, params.as_of)
     count = await count_matching(office.ledger, action, filter, as_of, _registry(office))
     order = None
@@ -101,10 +119,16 @@ async def _order(office: Office, action: Action, filter: Filter, params: Orderin
             rate=params.rate,
             as_of=as_of,
             total=count.total,
+            effects=effects,
         )
         order = await begin_order(office.ledger, new)
         _go_on(office, order)
-    return {**groups_of(count, as_of), "order": None if order is None else row_of(order)}
+    return {
+        **groups_of(count, as_of),
+        "order": None if order is None else row_of(order),
+        "effects_kept": count.effects.kept,
+        "effects_unknown": count.effects.unknown,
+    }
 
 
 async def _orders(office: Office, params: PageParams) -> Page[OrderRow]:
@@ -178,6 +202,9 @@ def row_of(order: Order) -> OrderRow:
         "moved": order.moved,
         "skipped": order.skipped,
         "rate": order.rate,
+        "effects": order.effects.value,
+        "effects_kept": order.effects_kept,
+        "effects_unknown": order.effects_unknown,
         "actor": order.actor,
         "reason": order.reason,
         "began_at": order.began_at,

@@ -6,6 +6,13 @@ from typing import Final
 from starlette.responses import Response
 
 from gateway.console.pages.dead import order_all, order_ticked, show_all, show_dead
+from gateway.console.pages.effects import (
+    resolve_all_effects,
+    resolve_effect,
+    resolve_ticked_effects,
+    show_all_effects,
+    show_effects,
+)
 from gateway.console.pages.events import (
     discard_delivery,
     replay_delivery,
@@ -36,6 +43,8 @@ PAGES: Final[Mapping[str, Page]] = {
     "/event/fixture.json": save_event,
     "/dead": show_dead,
     "/dead/all": show_all,
+    "/effects": show_effects,
+    "/effects/all": show_all_effects,
     "/orders": show_orders,
     "/orders/{order_id}": show_order,
     "/handlers": show_handlers,
@@ -52,6 +61,9 @@ ORDERS: Final[Mapping[str, Page]] = {
     "/routes/{route}/test": send_test,
     "/deliveries/{delivery_id}/replay": replay_delivery,
     "/deliveries/{delivery_id}/discard": discard_delivery,
+    "/deliveries/{delivery_id}/effects": resolve_effect,
+    "/effects/ticked": resolve_ticked_effects,
+    "/effects/all": resolve_all_effects,
     "/dead/ticked": order_ticked,
     "/dead/all": order_all,
     "/orders/{order_id}/stop": stop_order,

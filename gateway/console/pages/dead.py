@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 from urllib.parse import urlencode
@@ -15,7 +16,7 @@ from gateway.console.visit import PREFIX, Visit, back_to, read_params
 from gateway.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
 from gateway.ledger.bulk import read_clock
 from gateway.ledger.filter import Filter
-from gateway.operate.bulk import Count, count_dead
+from gateway.operate.bulk import Count, count_dead, count_dead_effects
 
 FILTERS: Final = ("route", "handler", "cause", "error", "type", "account", "since", "until")
 COUNTABLE: Final = frozenset({"route", "handler", "cause"})
@@ -68,6 +69,9 @@ async def show_all(visit: Visit) -> Response:
     chosen = read_params(DeadFilter, {name: query.get(name) for name in FILTERS}).filter
     as_of = await read_clock(visit.office.ledger, None)
     count = await _count(visit, chosen, as_of)
+    if action == "replay" and count.is_whole and count.total <= LOOKED_AT:
+        effects = await count_dead_effects(visit.office.ledger, chosen, as_of)
+        count = replace(count, effects=effects)
     return visit.page(
         "dead_all.html",
         title=f"{action.capitalize()} all that match",
@@ -94,15 +98,18 @@ async def order_all(visit: Visit) -> Response:
     """The order itself; it goes on after the answer, and its page shows how far it has come."""
     form, query = dict(await visit.form()), visit.query
     chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
-    rate = _rate(form.get("rate", "").strip())
-    ordered = await visit.ask(BEGIN_ORDER, **chosen, reason=form.get("reason"), rate=rate)
+    rate = read_rate(form.get("rate", "").strip())
+    effects = form.get("effects", "keep")
+    ordered = await visit.ask(
+        BEGIN_ORDER, **chosen, effects=effects, reason=form.get("reason"), rate=rate
+    )
     if ordered["order"] is None:
         return back_to(f"{PREFIX}/dead", "Nothing matches any more.")
     return back_to(f"{PREFIX}/orders/{ordered['order']['order_id']}")
 
 
-def _rate(text: str) -> int | None:
-    """Whoever writes something else than a number must not get "as fast as it goes"."""
+def read_rate(text: str) -> int | None:
+    """Read a pace. Raise BadRequest if it is no number: none at all means as fast as possible."""
     if text and not re.fullmatch("[0-9]{1,9}", text):
         raise BadRequest(f"at most so many a second: found {text[:50]!r}; expected a number")
     return int(text) if text else None
@@ -120,13 +127,15 @@ async def order_ticked(visit: Visit) -> Response:
 
 async def _each(visit: Visit, form: Mapping[str, str], ids: list[str]) -> str:
     action = form.get("action", "")
-    operation = {"replay": REPLAY, "discard": DISCARD}.get(action)
-    if operation is None:
+    if action not in DONE:
         raise BadRequest(f"action: found {action!r}; expected replay or discard")
     done, refused = 0, ""
     for id in ids:
         try:
-            await visit.ask(operation, delivery_id=id, reason=form.get("reason"))
+            if action == "replay":
+                await visit.ask(REPLAY, delivery_id=id, reason=form.get("reason"))
+            else:
+                await visit.ask(DISCARD, delivery_id=id, reason=form.get("reason"))
             done += 1
         except (BadRequest, NotFound, CommandFailed, TransitionRefused) as error:
             refused = f" Not done: {error}."

@@ -16,6 +16,7 @@ from gateway.console.visit import PREFIX, Visit, back_to
 from gateway.errors import CommandFailed, NotFound
 from gateway.model import Status, payload_bytes
 from gateway.notation.quantities import format_duration
+from gateway.operate.bulk import effects_report
 from gateway.operate.record import record
 from gateway.routes import Route
 from gateway.samples import dump_recorded
@@ -182,8 +183,10 @@ async def replay_delivery(visit: Visit) -> Response:
     """The form beside a delivery."""
     form = dict(await visit.form())
     id = visit.path("delivery_id")
-    await visit.ask(REPLAY, delivery_id=id, reason=form.get("reason"))
-    return back_to(visit.came_from, f"Delivery {id} runs again.")
+    effects = form.get("effects", "keep")
+    done = await visit.ask(REPLAY, delivery_id=id, effects=effects, reason=form.get("reason"))
+    report = effects_report(effects, done["effects_kept"], done["effects_unknown"])
+    return back_to(visit.came_from, f"Delivery {id} runs again{report}.")
 
 
 async def discard_delivery(visit: Visit) -> Response:

@@ -54,6 +54,7 @@ async def show_overview(visit: Visit) -> Response:
         oldest_at=_oldest(status["handlers"]),
         running=sum(handler["running"] for handler in status["handlers"]),
         dead=sum(handler["dead"] for handler in status["handlers"]),
+        unknown=sum(handler["unknown_effects"] for handler in status["handlers"]),
         capped={state for handler in status["handlers"] for state in handler["capped"]},
         is_new=all(route["last_event_at"] is None for route in status["routes"]),
         doors=project.config.doors,

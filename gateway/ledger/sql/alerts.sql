@@ -45,6 +45,27 @@ cross join lateral (
     ) d
 ) untold;
 
+-- name: look_effects
+-- Handlers with effects of unknown outcome, and how many of theirs were not reported yet, up to as many as matter
+-- (effects_unknown, the newest). $1: until when they count, $2: as many as matter, $3: how many are looked at.
+select f.route, f.handler,
+       least(count(*) filter (
+           where f.unknown_at <= $1
+             and f.unknown_at > coalesce(case when a.told_through <= $1 then a.told_through end, timestamptz '-infinity')
+       ), $2) as n
+from (
+    select d.route, d.handler, few.unknown_at
+    from (
+        select delivery_id, unknown_at from gateway.effects
+        where status = 'unknown'
+        order by unknown_at desc
+        limit $3
+    ) few
+    cross join lateral (select route, handler from gateway.deliveries where id = few.delivery_id limit 1) d
+) f
+left join gateway.alerts a on a.kind = 'effects' and a.route = f.route and a.handler = f.handler
+group by f.route, f.handler;
+
 -- name: look_backlog
 -- Handlers with a delivery that is due since before $1, and whether they are paused (deliveries_due,
 -- from one handler to the next).
@@ -109,6 +130,26 @@ cross join lateral (
     order by finished_at desc, id desc
     limit 1
 ) latest;
+
+-- name: describe_effects
+-- The effects of unknown outcome of these handlers among the newest $3: how many, how many of them were not reported
+-- yet, since when, and how the last call ended (effects_unknown).
+select f.route, f.handler, count(*) as n,
+       count(*) filter (where f.unknown_at > a.told_through is not false) as untold,
+       min(f.unknown_at) as since, (array_agg(f.error order by f.unknown_at desc))[1] as error
+from (
+    select d.route, d.handler, few.unknown_at, few.error
+    from (
+        select delivery_id, unknown_at, error from gateway.effects
+        where status = 'unknown'
+        order by unknown_at desc
+        limit $3
+    ) few
+    cross join lateral (select route, handler from gateway.deliveries where id = few.delivery_id limit 1) d
+) f
+join unnest($1::text[], $2::text[]) as k (route, handler) on k.route = f.route and k.handler = f.handler
+left join gateway.alerts a on a.kind = 'effects' and a.route = f.route and a.handler = f.handler
+group by f.route, f.handler;
 
 -- name: describe_backlog
 -- What is due of these handlers at $4: how many, up to $3, since when, who paused them, and whether a

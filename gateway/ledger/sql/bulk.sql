@@ -1,8 +1,8 @@
 -- name: begin_order
 -- Notes an order for everything that matches, before anything is done, with its audit row.
 with begun as (
-    insert into gateway.bulk_orders (action, filter, actor, reason, rate, began_at, total, mark_at)
-    values ($1, $2, $3, $4, $5, $6, $7, $8)
+    insert into gateway.bulk_orders (action, filter, actor, reason, rate, began_at, total, mark_at, effects)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
     returning *
 ), noted as (
     insert into gateway.audit (actor, action, order_id, route, handler, reason)
@@ -25,6 +25,7 @@ for update of o;
 update gateway.bulk_orders
 set mark_at = $2, mark_id = $3, mark_route = $4, mark_event_id = $5,
     moved = moved + $6, skipped = skipped + $7, stepped_at = now(),
+    effects_kept = effects_kept + $9, effects_unknown = effects_unknown + $10,
     status = case when $8 then 'done' else status end,
     finished_at = case when $8 then now() end
 where id = $1
@@ -100,7 +101,8 @@ order by w.finished_at, w.id;
 
 -- name: replay_dead
 -- As replay, for those of an order that are still dead; what has lost its payload does not come back.
--- In the order of their ids, so that two orders wait for each other and never in a circle.
+-- In the order of their ids, so that two orders wait for each other and never in a circle. With $6 effects of unknown
+-- outcome are forgotten, as by replay.
 with kept as materialized (
     select i.id
     from unnest($1::bigint[]) as i (id)
@@ -123,11 +125,53 @@ with kept as materialized (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
     select $3, 'replay', id, route, event_id, $4, $5 from replayed
+), forgotten as (
+    delete from gateway.effects e
+    using replayed r
+    where $6 and e.delivery_id = r.id and e.status <> 'done'
+    returning e.delivery_id, e.name
+), noted_effects as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason, order_id)
+    select $3, 'retry effect', r.id, r.route, r.event_id, f.name, $4, $5
+    from forgotten f
+    join replayed r on r.id = f.delivery_id
 )
-select r.id, r.route, r.handler, r.order_key
+select r.id, r.route, r.handler, r.order_key, f.kept as effects_kept, f.unknown as effects_unknown
 from kept
 left join replayed r using (id)
+cross join lateral (
+    select count(*) filter (where status = 'done') as kept, count(*) filter (where status <> 'done') as unknown
+    from gateway.effects  -- as they were before this statement
+    where delivery_id = r.id
+) f
 order by r.id;
+
+-- name: count_dead_effects
+-- Effects of dead letters that match: done, and of unknown outcome (deliveries_dead, effects_pkey).
+select coalesce(sum(f.kept), 0)::bigint as kept, coalesce(sum(f.unknown), 0)::bigint as unknown
+from (
+    select id, route, event_id, handler, error, cause
+    from gateway.deliveries
+    where status = 'dead' and finished_at <= $8
+      and finished_at >= coalesce($4, timestamptz '-infinity')
+      and finished_at < coalesce($5, timestamptz 'infinity')
+) d
+left join lateral (
+    select type, account from gateway.processed_events
+    where route = d.route and event_id = d.event_id
+    limit 1
+) e on true
+cross join lateral (  -- as a plain join, it may be one with all effects
+    select count(*) filter (where status = 'done') as kept, count(*) filter (where status <> 'done') as unknown
+    from gateway.effects
+    where delivery_id = d.id
+) f
+where coalesce(d.route = $1, true)
+  and coalesce(e.type like $2, $2 is null)
+  and coalesce(d.handler = $3, true)
+  and coalesce(e.account = $6, $6 is null)
+  and coalesce(d.error ilike $7, $7 is null)
+  and coalesce(d.cause = $9, $9::bigint is null);
 
 -- name: discard_dead
 -- As discard, for those of an order that are still dead (primary key), in the order of their ids.

@@ -5,7 +5,9 @@ select current_setting('fsync') as fsync, current_setting('full_page_writes') as
 
 -- name: read_defaults
 -- How transactions of this role begin in this database; null where the server does not know the setting yet.
-select current_setting('default_transaction_isolation') as isolation,
+-- And the role, if tables without a schema in their name are created in the ledger's.
+select case when current_schema() = 'gateway' then current_user end as creates_in_ledger,
+       current_setting('default_transaction_isolation') as isolation,
        current_setting('default_transaction_read_only')::boolean as is_read_only,
        current_setting('statement_timeout') as statement_timeout,
        current_setting('transaction_timeout', true) as transaction_timeout;

@@ -96,9 +96,13 @@ with subject as materialized (
     update gateway.attempts set error = null, sealed = null, key_id = null
     where delivery_id = any (array (select id from theirs)) and error is not null
 ), forgotten as (
-    update gateway.effects
-    set result = null, sealed = null, key_id = null, name = gateway.erased(name)
+    update gateway.effects  -- without its payload, one of unknown outcome cannot be made again
+    set result = null, sealed = null, key_id = null, name = gateway.erased(name), error = null,
+        status = case when status = 'unknown' then 'begun' else status end, unknown_at = null
     where delivery_id = any (array (select id from theirs)) and name not like 'erased:%'
+), unnamed as (
+    update gateway.audit set effect = gateway.erased(effect)
+    where delivery_id = any (array (select id from theirs)) and effect not like 'erased:%'
 ), kept as (
     update gateway.once_keys set key = gateway.erased(key)
     where delivery_id = any (array (select id from theirs)) and finished_at is not null

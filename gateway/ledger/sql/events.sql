@@ -146,14 +146,14 @@ order by delivery_id, number;
 
 -- name: list_effects
 -- The outside effects of some deliveries.
-select delivery_id, name, status, calls, result, begun_at, finished_at, sealed
+select delivery_id, name, status, calls, error, result, begun_at, unknown_at, finished_at, sealed
 from gateway.effects
 where delivery_id = any ($1::bigint[])
 order by delivery_id, begun_at, name;
 
 -- name: list_audit
 -- What was done to some deliveries by people and by retention.
-select delivery_id, at, actor, action, reason, order_id
+select delivery_id, at, actor, action, effect, reason, order_id
 from gateway.audit
 where delivery_id = any ($1::bigint[])
 order by id;

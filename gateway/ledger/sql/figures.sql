@@ -80,6 +80,15 @@ cross join lateral (
     ) few
 ) dead;
 
+-- name: count_unknown_effects
+-- Effects of unknown outcome by handler, the newest up to so many (effects_unknown).
+select d.route, d.handler, count(*) as n
+from (
+    select delivery_id from gateway.effects where status = 'unknown' order by unknown_at desc limit $1
+) few
+cross join lateral (select route, handler from gateway.deliveries where id = few.delivery_id limit 1) d
+group by d.route, d.handler;
+
 -- name: count_running
 -- What runs, up to so many (deliveries_leased).
 select route, handler, count(*) as n

@@ -3,48 +3,52 @@
 select pg_advisory_xact_lock($1);
 
 -- name: keep_rejected
--- Inserts rejected requests and rejected items, and returns how many. The retry of a batch brings the same items again
--- (rejected_items).
+-- Inserts rejected requests, rejected items and duplicates, and returns how many rows were written. The retry of a batch
+-- brings the same items again: a no-op. Of identical duplicates the first is kept, with their number (rejected_verified).
+-- Nothing else of it changes: its time is in the id of the event that a release makes of it, and in what its body is sealed for.
 with inserted as (
-    insert into gateway.rejected
+    insert into gateway.rejected as kept
         (route, at, code, cause, detail, shadow, method, path, address, sender, headers, body, body_bytes,
-         digest, key_id, verified_by, size)
+         digest, key_id, verified_by, copies, size)
     select r.route, r.at, r.code, r.cause, r.detail, r.shadow, r.method, r.path, r.address, r.sender,
-           r.headers, b.body, r.body_bytes, decode(r.digest, 'hex'), r.key_id, r.verified_by, r.size
+           r.headers, b.body, r.body_bytes, decode(r.digest, 'hex'), r.key_id, r.verified_by, r.copies,
+           r.size
     from json_to_recordset($1::json) as r (
         n bigint, route text, at timestamptz, code text, cause text, detail text, shadow boolean,
         method text, path text, address text, sender text, headers jsonb, body_bytes bigint,
-        digest text, key_id text, verified_by text, size integer)
+        digest text, key_id text, verified_by text, copies integer, size integer)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
     order by r.n
-    on conflict (route, digest) where verified_by is not null do nothing
+    on conflict (route, digest, (code = 'DUPLICATE')) where verified_by is not null and released_at is null
+    do update set copies = kept.copies + excluded.copies
+    where kept.code = 'DUPLICATE'
     returning id
 )
 select count(*) from inserted;
 
 -- name: measure_items
--- How many rejected items of a route wait to be released, and what they take (rejected_items).
+-- How many rejected items of a route wait to be released, and what they take (rejected_verified).
 select count(*) as rows, coalesce(sum(size), 0) as bytes
 from gateway.rejected
-where route = $1 and verified_by is not null and released_at is null;
+where route = $1 and verified_by is not null and released_at is null and code <> 'DUPLICATE';
 
 -- name: count_items
--- Rejected items that wait to be released, by route (rejected_items).
+-- Rejected items that wait to be released, by route (rejected_verified).
 select route, count(*) as items
 from gateway.rejected
-where verified_by is not null and released_at is null
+where verified_by is not null and released_at is null and code <> 'DUPLICATE'
 group by route;
 
 -- name: trim_rejected
 -- Of each of these routes as many rows and bytes as there may be. The places are dealt out by turns: to
 -- the causes first, and among those of one cause to their senders; the newest of each first, and next
 -- to it the very first. So a flood of one kind gives way, and not what is rare (rejected_route). Rejected items that wait
--- to be released stay.
+-- to be released stay. Returns how many duplicates that were acknowledged, and not released, were deleted.
 with dealt as (
     select id, route, at, size, code, cause,
            least(row_number() over newest, case row_number() over oldest when 1 then 2 end) as turn
     from gateway.rejected
-    where route = any ($1::text[]) and (verified_by is null or released_at is not null)
+    where route = any ($1::text[]) and (verified_by is null or released_at is not null or code = 'DUPLICATE')
     window newest as (partition by route, code, cause, sender order by at desc, id desc),
            oldest as (partition by route, code, cause, sender order by at, id)
 ), ranked as (
@@ -54,13 +58,16 @@ with dealt as (
     select id, row_number() over best as rows, sum(size) over best as bytes
     from ranked
     window best as (partition by route order by round, at desc, id desc)
+), trimmed as (
+    delete from gateway.rejected
+    where id = any (array (select id from kept where rows > $2 or bytes > $3))
+    returning code, verified_by, released_at
 )
-delete from gateway.rejected
-where id = any (array (select id from kept where rows > $2 or bytes > $3));
+select count(*) from trimmed where code = 'DUPLICATE' and verified_by is not null and released_at is null;
 
 -- name: list_rejected
 -- Refused requests, newest first.
-select id, route, at, code, cause, detail, shadow, method, path, address, body_bytes,
+select id, route, at, code, cause, detail, shadow, copies, method, path, address, body_bytes,
        digest is not null and released_at is null as body_kept, released_at, released_as
 from gateway.rejected
 where coalesce(route = $1, true) and coalesce(code = $2, true)
@@ -83,7 +90,7 @@ limit $4;
 
 -- name: find_rejected
 -- One refused request, with all that was kept of it (primary key).
-select id, route, at, code, cause, detail, shadow, method, path, address, headers, body, body_bytes,
+select id, route, at, code, cause, detail, shadow, copies, method, path, address, headers, body, body_bytes,
        encode(digest, 'hex') as digest, key_id, released_at, released_as
 from gateway.rejected
 where id = $1;
@@ -134,7 +141,8 @@ where id = any (array (
     select id
     from gateway.rejected
     where at < now() - $1::interval
-      and (verified_by is null or released_at is not null or at < now() - interval '90 days')
+      and (verified_by is null or released_at is not null or code = 'DUPLICATE'
+           or at < now() - interval '90 days')
     order by at
     limit $2
 ));

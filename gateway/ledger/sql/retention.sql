@@ -117,13 +117,21 @@ with held as materialized (
     delete from gateway.deliveries
     where ctid = any (array (select unnest(places) from sorted where is_over))
       and status in ('done', 'discarded')
-    returning id
+    returning id, route, event_id
 ), forgotten as (
     delete from gateway.attempts
     where delivery_id = any (array (select id from ended))
       and until > (now() at time zone 'UTC')::date + $5::integer
 ), undone as (
     delete from gateway.effects where delivery_id = any (array (select id from ended))
+    returning delivery_id, name, status
+), noted as (
+    insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason)
+    select 'retention', 'forget effect', ended.id, ended.route, ended.event_id, undone.name,
+           'its outcome was unknown for longer than retention.key'
+    from undone
+    join ended on ended.id = undone.delivery_id
+    where undone.status = 'unknown'
 ), freed as (
     delete from gateway.once_keys where delivery_id = any (array (select id from ended))
 ), removed as (

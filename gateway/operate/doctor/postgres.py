@@ -43,7 +43,10 @@ async def check_postgres(installation: Installation, connection: Connection) -> 
     """Everything about the server; of the schema, what this role may see of it."""
     findings = [*_version(await _one(connection, "describe_server"))]
     findings += _durability(await _one(connection, "read_durability"))
-    findings += _defaults(await _one(connection, "read_defaults"))
+    defaults = await _one(connection, "read_defaults")
+    findings += _defaults(defaults)
+    if not _is_of_up(installation):
+        findings += _default_schema(defaults["creates_in_ledger"])
     findings.append(_connections(installation.settings, await read_room(connection)))
     findings += _idle(await _one(connection, "find_idle_transactions", LONG))
     privileges = await _one(connection, "read_privileges")
@@ -134,6 +137,19 @@ def _defaults(found: dict[str, Any]) -> Iterator[Finding]:
             f"default_transaction_isolation is {found['isolation']}: handlers run at it, and a run"
             " that fails to serialize comes again; the gateway's own transactions are at"
             f" {OWN_ISOLATION}",
+        )
+
+
+def _default_schema(role: str | None) -> Iterator[Finding]:
+    """Other tools take the default schema for theirs: Alembic's autogenerate would drop all of the
+    ledger's tables, and Django would create its own there."""
+    if role is not None:
+        yield warning(
+            POSTGRES,
+            f"the default schema of role {role} is the gateway's own: Alembic and Django, if they"
+            " connect as it, drop or create tables there",
+            f"alter role {role} set search_path = public, or give them a role with another name"
+            " (docs/own-tables.md)",
         )
 
 

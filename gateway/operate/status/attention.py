@@ -43,7 +43,7 @@ def _ledger(status: Status) -> Iterator[Found]:
     if error is not None:
         yield _problem(
             error,
-            "no event is taken but into the spool, none is run: start it; see `gateway doctor`",
+            "events are accepted only into the spool, and none is run; see `gateway doctor`",
         )
 
 
@@ -74,6 +74,26 @@ def _dead(status: Status) -> Iterator[Found]:
         f"{text}, {when}in the last hour ({who})",
         "what died of what: `gateway dead --group`; then `gateway replay --dead` or `discard`",
     )
+
+
+def _unknown_effects(status: Status) -> Iterator[Found]:
+    found = []
+    for handler in status["handlers"]:
+        count = handler["unknown_effects"]
+        if not count:
+            continue
+        more = "+" if "unknown_effects" in handler["capped"] else ""
+        effects = f"{count:,}{more} effects" if count > 1 else "an effect"
+        choose = f"--handler {handler['handler']}"
+        found.append(
+            _problem(
+                f"{_of(handler)} completed without knowing the outcome of {effects}",
+                f"which: `gateway effects {choose}`; make them again:"
+                f" `gateway effects retry --all {choose}`; if they were done:"
+                f" `gateway effects confirm --all {choose}`",
+            )
+        )
+    yield from _few(found)
 
 
 def _backlog(status: Status) -> Iterator[Found]:
@@ -276,7 +296,7 @@ def _keys(status: Status) -> Iterator[Found]:
 def _orders(status: Status) -> Iterator[Found]:
     for order in status["orders"]:
         if order["is_idle"]:
-            command = "discard" if order["action"] == "discard" else "replay"
+            command = COMMANDS.get(order["action"], "replay")
             yield _warning(
                 f"order {order['id']} ({order['action']}, by {order['actor']}) came to"
                 f" {order['moved']:,} of {order['total']:,} and then no further,"
@@ -307,6 +327,7 @@ Look = Callable[[Status], Iterator[Found]]
 OF_THE_WORK: Final[tuple[Look, ...]] = (
     _workers,
     _dead,
+    _unknown_effects,
     _backlog,
     _orphans,
     _suspects,
@@ -330,6 +351,7 @@ SEEN: Final[Mapping[Look, str]] = {
     look_at_reloads: "system",
     _workers: "system",
     _dead: "dead",
+    _unknown_effects: "effects",
     _backlog: "handlers",
     _orphans: "handlers",
     _suspects: "handlers",
@@ -364,6 +386,12 @@ MORE_CAPACITY: Final = (
     "find out why requests take long (`gateway status`), run one more `gateway serve`, or raise"
     " GATEWAY_MAX_IN_FLIGHT and GATEWAY_MAX_BUFFERED"
 )
+COMMANDS: Final = {
+    "discard": "discard",
+    "retry_effects": "effects retry",
+    "confirm_effects": "effects confirm",
+}
+"""The command that resumes an order, if it is not `replay`."""
 SEE_REJECTED: Final = "see `gateway rejected`"
 OURS: Final = frozenset(
     {

@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.errors import Overloaded
 from gateway.ledger.bulk import OrderStatus, list_orders
 from gateway.ledger.connection import Connection, Pooled
-from gateway.ledger.figures import Unsettled, read_unsettled
+from gateway.ledger.figures import MOST_COUNTED, Unsettled, count_unknown_effects, read_unsettled
 from gateway.ledger.migrate import applied_version
 from gateway.ledger.pauses import Pause
 from gateway.ledger.queries import QUERIES
@@ -160,10 +160,13 @@ async def read_handlers(
     }
     async with session.transaction(readonly=True):
         unsettled, running = await read_unsettled(session)
+        unknown = await count_unknown_effects(session)
     for place, waiting in unsettled.items():
         _note_unsettled(found.setdefault(place, _empty(*place, figures)), waiting)
     for place, n in running.items():
         found.setdefault(place, _empty(*place, figures))["running"] = n
+    for place, n in unknown.items():
+        _note_unknown(found.setdefault(place, _empty(*place, figures)), n)
     for state in found.values():
         is_idle = not (state["pending"] or state["running"])
         if workers and not is_idle and f"{state['route']} {state['handler']}" not in served:
@@ -187,6 +190,15 @@ def _note_unsettled(state: HandlerState, found: Unsettled) -> None:
         state["capped"].append("pending")
     if found.dead == found.most:
         state["capped"].append("dead")
+
+
+def _note_unknown(state: HandlerState, n: int) -> None:
+    state["unknown_effects"] = n
+    more = "+" if n == MOST_COUNTED else ""
+    if n == MOST_COUNTED:
+        state["capped"].append("unknown_effects")
+    told = f"{n:,}{more} effects of unknown outcome" if n > 1 else "an effect of unknown outcome"
+    state["note"] = told if state["note"] is None else f"{state['note']}; {told}"
 
 
 async def _note_waits(session: Session, found: dict[tuple[str, str], HandlerState]) -> None:
@@ -223,6 +235,7 @@ def _empty(route: str, handler: str, figures: Figures) -> HandlerState:
         running=0,
         dead=0,
         dead_lately=0,
+        unknown_effects=0,
         capped=[],
         blocked_keys=0,
         orphaned=False,

@@ -14,6 +14,7 @@ from gateway.ledger.pauses import list_pauses
 from gateway.ledger.rejected import count_items
 from gateway.ledger.rekeying import count_keys
 from gateway.ledger.secret_uses import read_secret_uses
+from gateway.ledger.tallies import flush_interval
 from gateway.operate.keys import key_states
 from gateway.operate.status.attention import find_attention
 from gateway.operate.status.engines import postgres_away, read_redis, read_spool
@@ -69,6 +70,7 @@ async def _read_ledger(
     pauses = await list_pauses(session)
     return {
         "at": now,
+        "counts_lag_s": flush_interval(settings.sweep).total_seconds(),
         "postgres": await read_postgres(session),
         "routes": list_routes(
             routes, figures, await read_secret_uses(session), await count_items(session), now
@@ -91,6 +93,7 @@ async def _without_ledger(settings: Settings, routes: Iterable[Route], error: st
     return _attended(
         {
             "at": now,
+            "counts_lag_s": flush_interval(settings.sweep).total_seconds(),
             "postgres": postgres_away(error),
             "redis": redis,
             "spool": spool,

@@ -123,6 +123,8 @@ class HandlerState(TypedDict):
     dead: int
     dead_lately: int
     """Of the last hour."""
+    unknown_effects: int
+    """Outside effects of unknown outcome, which a person has to resolve."""
     capped: list[str]
     """Of which state there are more, which were not counted."""
     blocked_keys: int
@@ -217,6 +219,9 @@ class Status(TypedDict):
     """All of it."""
 
     at: datetime
+    counts_lag_s: float
+    """By how much the counts of requests and runs lag at most, if all processes have the
+    GATEWAY_SWEEP of the one that answers."""
     attention: list[Attention]
     postgres: PostgresState
     redis: RedisState

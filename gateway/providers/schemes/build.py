@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from secrets import token_hex
 from typing import Final
 
@@ -107,6 +108,7 @@ def make_provider(
         acknowledgement=_acknowledgement(section),
         refusal_status=section.refusal,
         credentials=CREDENTIALS | _credentials(section),
+        headers=_headers(section),
         tells_livemode=section.livemode is not None,
         wants_token=any(one.token is not None for one in section.handshake),
         columns=_columns(section),
@@ -243,18 +245,28 @@ def _uses(section: SenderSection, source: str) -> bool:
     return any(place.source == source for place in (*places, *_proofs(section)))
 
 
-def _columns(section: SenderSection) -> Columns:
-    places: dict[str, list[Place]] = {
+def _places(section: SenderSection) -> dict[str, list[Place]]:
+    """Where the fields of an `Envelope` are read, by their names."""
+    return {
         "id": [place for choice in section.id for place in choice.places],
         "type": [place for choice in section.type for place in choice.places],
         "account": [] if section.account is None else [section.account],
         "livemode": [] if section.livemode is None else [section.livemode],
         "occurred_at": [] if section.occurred_at is None else [section.occurred_at.at],
     }
+
+
+def _columns(section: SenderSection) -> Columns:
     return {
         column: tuple(place.steps for place in found if place.source in ("json", "form"))
-        for column, found in places.items()
+        for column, found in _places(section).items()
     }
+
+
+def _headers(section: SenderSection) -> frozenset[str]:
+    places = [*_proofs(section), *chain.from_iterable(_places(section).values())]
+    names = {place.name for place in places if place.source == "header"}
+    return frozenset(names - CREDENTIALS - _credentials(section))
 
 
 def _proofs(section: SenderSection) -> list[Place]:

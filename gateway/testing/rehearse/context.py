@@ -15,7 +15,8 @@ from gateway.model import Lease
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
 from gateway.run.context import Context, Database
-from gateway.run.effects import Unknown
+from gateway.run.effects import NotDone, Unknown
+from gateway.run.transaction import DeliveryTransaction
 from gateway.testing.rehearse.stand_ins import without_stand_ins
 from gateway.testing.rehearse.trace import Kind, Once, Run, inside
 
@@ -27,7 +28,7 @@ _TALLY: Final = re.compile(r"\b(?:exists|count)\s*\(", re.IGNORECASE)
 _STATUS: Final = re.compile(r"[A-Z ]+?(?: \d+)? (\d+)")
 
 
-class WatchedDatabase(Database):
+class WatchedTransaction(DeliveryTransaction):
     """The transaction of one run, which can be committed without settling the delivery."""
 
     def __init__(self, sessions: Sessions, timeout: timedelta, run: Run) -> None:
@@ -103,13 +104,14 @@ class WatchedDatabase(Database):
 class WatchedContext(Context):
     """The real context on a watched transaction, with the calls inside `ctx.once` marked."""
 
-    db: WatchedDatabase
+    _transaction: WatchedTransaction
 
     def __init__(
         self, *, lease: Lease, subscription: Subscription, bench: Workbench, run: Run
     ) -> None:
         super().__init__(lease=lease, subscription=subscription, bench=bench)
-        self.db = WatchedDatabase(bench.work, subscription.timeout, run)
+        self._transaction = WatchedTransaction(bench.work, subscription.timeout, run)
+        self.db = Database(self._transaction)
         self._run = run
 
     async def once(
@@ -118,6 +120,7 @@ class WatchedContext(Context):
         func: Callable[..., Any | Awaitable[Any]],
         *args: Any,
         unknown: Unknown = "retry",
+        not_done: NotDone = (),
         **kwargs: Any,
     ) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -128,7 +131,13 @@ class WatchedContext(Context):
         if not callable(func):
             return await super().once(name, func, unknown=unknown)
         with inside(Once(name=name, unknown=unknown)):
-            return await super().once(name, call, *args, unknown=unknown, **kwargs)
+            return await super().once(
+                name, call, *args, unknown=unknown, not_done=not_done, **kwargs
+            )
+
+    async def commit(self) -> None:
+        """Keep what the handler wrote. The delivery stays as it is, so that it can be run again."""
+        await self._transaction.commit()
 
 
 def _count(result: object) -> int | None:

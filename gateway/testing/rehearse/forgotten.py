@@ -11,7 +11,7 @@ from gateway.testing.places import is_users
 from gateway.testing.rehearse.trace import Forgotten, current_run
 
 _NEVER_AWAITED: Final = re.compile(r"coroutine '(.+)' was never awaited")
-_OURS: Final = re.compile(r"(Watched)?(?P<owner>Context|Database)\.(?P<method>\w+)")
+_OURS: Final = re.compile(r"(?:Watched)?(?P<owner>Context|Database)\.(?P<method>\w+)")
 _OWNERS: Final = {"Context": "ctx", "Database": "ctx.db"}
 
 

@@ -20,6 +20,7 @@ from gateway.model import Event, Lease
 from gateway.project import Project
 from gateway.registry import Subscription
 from gateway.run.bench import Workbench
+from gateway.run.context import transaction_of
 from gateway.run.policy import summary
 from gateway.secrets import Secret
 from gateway.testing.rehearse.answers import Answers, GivenAnswer
@@ -180,9 +181,9 @@ class Stage:
         with running(run):
             raised = await _raised_by(delivered, context, run)
         if run.is_killed:
-            context.db.abandon()
+            transaction_of(context).abandon()
         else:
-            await context.db.close()
+            await transaction_of(context).close()
         return _ended(run, raised)
 
     async def state(self) -> State:
@@ -252,7 +253,7 @@ async def _raised_by(
         async with asyncio.timeout(LONGEST_S):
             await delivered.subscription.function(delivered.event, context)
             end = run.begin(Kind.END, "commit")
-            await context.db.commit()
+            await context.commit()
             run.finish(end)
     except BaseException as error:  # the user's own code
         if _is_ours_to_obey(error):

@@ -1,0 +1,206 @@
+"""`effects`: outside effects of unknown outcome, listed and resolved."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from gateway.api.desk import Desk
+from gateway.api.operations.effects import (
+    CONFIRM_EFFECTS,
+    EFFECT_GROUPS,
+    EFFECTS,
+    RESOLVE_ALL_EFFECTS,
+    RETRY_EFFECTS,
+    EffectGroupParams,
+    EffectsParams,
+    ResolveAllParams,
+    ResolveParams,
+)
+from gateway.api.operations.orders import ResumeParams
+from gateway.api.paging import LONGEST_PAGE
+from gateway.cli.act import DryRun, Rate, Resume, Yes
+from gateway.cli.asking import (
+    Account,
+    AsJson,
+    ErrorText,
+    Handler,
+    Limit,
+    Reason,
+    RouteName,
+    Since,
+    Type,
+    Until,
+    Url,
+    ask,
+    ask_pages,
+    at_desk,
+    given,
+    limit_of,
+)
+from gateway.cli.bulk import go_on, name_in_full, order_all, print_groups
+from gateway.cli.output import console, print_json, print_rows
+from gateway.errors import CommandFailed, TransitionRefused
+
+COLUMNS: Final = [
+    "delivery_id", "name", "unknown_at", "route", "type", "handler", "error", "calls",
+]  # fmt: skip
+
+
+class Doing(StrEnum):
+    """What to do about effects of unknown outcome, beside listing them."""
+
+    RETRY = "retry"
+    CONFIRM = "confirm"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(effects)
+
+
+def effects(
+    doing: Annotated[
+        Doing | None,
+        typer.Argument(help="Make them again, or count them as done.", show_default=False),
+    ] = None,
+    delivery_ids: Annotated[
+        list[int] | None,
+        typer.Argument(min=1, max=2**63 - 1, help="Delivery ids, as the listing shows them."),
+    ] = None,
+    route: RouteName = None,
+    type: Type = None,
+    handler: Handler = None,
+    effect: Annotated[
+        str | None, typer.Option("--effect", help="Only effects of this name (receipt).")
+    ] = None,
+    error: ErrorText = None,
+    since: Since = None,
+    until: Until = None,
+    account: Account = None,
+    group: Annotated[
+        bool, typer.Option("--group", help="Count them by route, handler, name and error.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With retry and confirm: all that match the filters.")
+    ] = False,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    resume: Resume = None,
+    reason: Reason = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List effects of unknown outcome; retry or confirm them.
+
+    A call of [bold]ctx.once[/bold] ended in a timeout, a 500 or with its worker, and its delivery
+    completed without it: it may have been done or not. [bold]retry[/bold] runs the delivery again
+    and makes the call again; effects that were done stay done. [bold]confirm[/bold] counts the call
+    as done: it was, or it is not wanted. Both leave audit rows.
+
+    Examples: [bold]gateway effects --since 1d[/bold],
+    [bold]gateway effects retry 42 --reason "the provider's log has no such mail"[/bold],
+    [bold]gateway effects retry --all --handler handlers.shop.fulfil_order[/bold]
+    """
+    filters = given(
+        route=route, type=type, handler=handler, effect=effect, error=error, since=since,
+        until=until, account=account,
+    )  # fmt: skip
+    if doing is None:
+        if everything or yes or dry_run or reason or rate or resume:
+            raise typer.BadParameter(
+                "--all, --yes, --dry-run, --rate, --resume and --reason belong to retry and confirm"
+            )
+        _list(filters, group, limit, as_json, url)
+        return
+    if group or limit or as_json:
+        raise typer.BadParameter("--group, --limit and --json belong to the listing")
+    order = given(rate=rate, reason=reason)
+    match _way(delivery_ids, everything, filters, resume):
+        case "resume":
+            go_on({f"{doing}_effects"}, ResumeParams(order_id=resume or 0, **order), url)
+        case "ids":
+            if dry_run or rate is not None:
+                raise typer.BadParameter("--dry-run and --rate belong to --all")
+            _resolve_each(doing, delivery_ids or [], effect, reason, url)
+        case _:
+            params = ResolveAllParams(action=doing.value, **filters, **order)
+            order_all(
+                RESOLVE_ALL_EFFECTS,
+                params,
+                f"{doing}_effects",
+                dry_run=dry_run,
+                yes=yes,
+                url=url,
+            )
+
+
+def _way(
+    ids: list[int] | None, everything: bool, filters: dict[str, Any], resume: int | None
+) -> str:
+    """Return which of the ways to choose effects was meant."""
+    if resume is not None and (ids or everything or filters):
+        raise typer.BadParameter("--resume goes on with an order as it was given: nothing else")
+    if resume is not None:
+        return "resume"
+    if ids and (everything or filters.keys() - {"effect"}):
+        raise typer.BadParameter("give delivery ids (and --effect), or --all with filters")
+    if ids:
+        return "ids"
+    if not everything:
+        raise typer.BadParameter("give delivery ids, or --all with or without filters")
+    return "all"
+
+
+def _list(
+    filters: dict[str, Any], group: bool, limit: int | None, as_json: bool, url: str | None
+) -> None:
+    empty = f"No effect of unknown outcome.{name_in_full(filters.get('handler'))}"
+    if group:
+        most = min(limit or LONGEST_PAGE, LONGEST_PAGE)
+        found = ask(url, EFFECT_GROUPS, EffectGroupParams(**filters, limit=most))
+        if as_json:
+            print_json(found["groups"])
+        else:
+            print_groups(found["groups"], by="error", empty=empty)
+        return
+    rows = ask_pages(url, EFFECTS, EffectsParams(**filters), limit_of(limit, as_json))
+    if as_json:
+        print_json(rows)
+        return
+    if print_rows(COLUMNS, rows, empty=empty) == limit_of(limit, as_json):
+        console().print(f"The newest {len(rows)}; more with --limit or --json.", style="dim")
+    if rows:
+        console().print(
+            "Make them again: `gateway effects retry`; count them as done:"
+            " `gateway effects confirm` (delivery ids, or --all).",
+            style="dim",
+        )
+
+
+def _resolve_each(
+    doing: Doing, delivery_ids: list[int], effect: str | None, reason: str | None, url: str | None
+) -> None:
+    """A refusal of one does not keep back the others."""
+    operation = RETRY_EFFECTS if doing is Doing.RETRY else CONFIRM_EFFECTS
+    done = "to be made again" if doing is Doing.RETRY else "confirmed as done"
+
+    async def resolve(desk: Desk) -> list[str]:
+        refusals = []
+        for delivery_id in dict.fromkeys(delivery_ids):
+            chosen = given(effect=effect, reason=reason)
+            try:
+                resolved = await desk.ask(
+                    operation, ResolveParams(delivery_id=delivery_id, **chosen)
+                )
+            except (CommandFailed, TransitionRefused) as refusal:
+                refusals.append(str(refusal))
+            else:
+                names = ", ".join(resolved["effects"])
+                console().print(f"delivery {delivery_id}: {names}: {done}", markup=False)
+        return refusals
+
+    if refusals := at_desk(url, resolve):
+        raise CommandFailed("\n".join(refusals))

@@ -1,0 +1,183 @@
+"""The transaction of one delivery: the handler's statements and the completion in one commit.
+
+Handlers see it as `ctx.db` (gateway.run.context.Database), which has the methods that are theirs.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final
+
+import asyncpg
+
+from gateway.errors import StorageUnavailable, TransactionEnded
+from gateway.ledger.connection import LOST, TROUBLE, Connection
+from gateway.ledger.deliveries import ENDED_EARLY, settle_done
+from gateway.ledger.sessions import OWN_ROLE, Session, Sessions
+from gateway.model import Lease
+from gateway.run.statements import check_statement
+
+CLOSED: Final = "ctx.db is closed: this delivery has been settled"
+
+
+class DeliveryTransaction:
+    """The delivery's transaction: commits with the delivery's completion, or not at all.
+
+    Opened at first use; one call at a time (calls from several tasks take turns); closed when the
+    delivery is settled.
+    """
+
+    def __init__(self, sessions: Sessions, timeout: timedelta) -> None:
+        self._sessions = sessions
+        self._timeout = timeout
+        self._turn = asyncio.Lock()
+        self._session: Session | None = None
+        self._savepoints = 0
+        self._closed = False
+        self._lost = False
+
+    async def execute(self, query: str, *args: Any) -> str:
+        async with self._turn:
+            return await (await self._open_foreign(query)).execute(query, *args)
+
+    async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        async with self._turn:
+            await (await self._open_foreign(query)).executemany(query, rows)
+
+    async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
+        async with self._turn:
+            return await (await self._open_foreign(query)).fetch(query, *args)
+
+    async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
+        async with self._turn:
+            return await (await self._open_foreign(query)).fetchrow(query, *args)
+
+    async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
+        async with self._turn:
+            connection = await self._open_foreign(query)
+            return await connection.fetchval(query, *args, column=column)
+
+    async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
+        """Run a statement of the gateway's own, which leaves nothing behind in the session."""
+        async with self._turn:
+            return await (await self._open()).fetchrow(query, *args)
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """Undo what fails inside, and keep the rest of the transaction."""
+        self._savepoints += 1
+        name = f"gateway_{self._savepoints}"
+        await self.execute(f"savepoint {name}")
+        try:
+            yield
+        except BaseException:
+            with suppress(*TROUBLE, RuntimeError):  # what went wrong first is what counts
+                await self.execute(f"rollback to savepoint {name}; release savepoint {name}")
+            raise
+        await self.execute(f"release savepoint {name}")
+
+    @property
+    def used(self) -> bool:
+        """Whether the handler has begun a transaction."""
+        return self._session is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server went away under the handler."""
+        return self._lost or (self._session is not None and self._session.connection.is_closed())
+
+    async def complete(self, lease: Lease, *, chain: bool) -> None:
+        """Settles the delivery as done in the handler's own transaction and commits both.
+
+        With `chain`, the connection is left ready for the next delivery.
+        """
+        async with self._turn:
+            self._closed = True
+            session = self._session
+            if session is None:
+                raise RuntimeError("the handler has begun no transaction")
+            if not self.lost and not session.connection.is_in_transaction():
+                raise TransactionEnded(ENDED_EARLY)
+            await settle_done(session, lease, chain=chain)
+            self._session = None
+            self._sessions.give_back(session)
+
+    async def check_transaction(self) -> None:
+        """Raise TransactionEnded if the handler ended the transaction that was begun for it."""
+        session = self._session
+        if session is not None and session.is_foreign and not await session.is_proven():
+            raise TransactionEnded(ENDED_EARLY)
+
+    async def take_own_role(self) -> None:
+        """Leave the role that the handler may have taken, for statements of the gateway's own."""
+        if self._session is not None and self._session.is_foreign:
+            await self._session.connection.execute(OWN_ROLE)
+
+    async def is_read_only(self) -> bool:
+        """Return whether the server itself refuses writes, not only the handler's transaction."""
+        return self._session is None or await self._session.is_read_only()
+
+    async def close(self) -> None:
+        """Undoes what is not committed and gives the connection back."""
+        self._closed = True
+        self._lost = self.lost
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            await session.roll_back()
+        except BaseException as error:
+            self._sessions.drop(session)
+            if not isinstance(error, TROUBLE):
+                raise
+        else:
+            self._sessions.give_back(session)
+
+    def abandon(self) -> None:
+        """Cuts the connection, so that a handler that cannot be stopped can no longer write."""
+        self._closed = True
+        if self._session is not None:
+            self._sessions.drop(self._session)
+
+    def give_up(self) -> None:
+        """For a server that takes no writes any more: none of its connections is used again."""
+        self.abandon()
+        self._sessions.drop_idle()
+
+    async def _open_foreign(self, query: str) -> Connection:
+        """For a statement of the handler's: it may change the session, not only the data.
+
+        Raise StatementRefused if it must not be sent.
+        """
+        connection = await self._open()
+        # Postgres reports each change of this setting to its client.
+        strings = getattr(connection.get_settings(), "standard_conforming_strings", "on")
+        check_statement(query, standard_strings=strings == "on")
+        if self._session is not None:
+            self._session.is_foreign = True
+        return connection
+
+    async def _open(self) -> Connection:
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        if self._session is None:
+            try:
+                self._session = await self._begin()
+            except (StorageUnavailable, *LOST):
+                self._lost = True
+                self._sessions.drop_idle()
+                raise
+            if self._closed:  # settled while the transaction was being opened
+                await self.close()
+                raise RuntimeError(CLOSED)
+        return self._session.connection
+
+    async def _begin(self) -> Session:
+        session = await self._sessions.take()
+        try:
+            await session.begin(self._timeout)
+        except BaseException:
+            self._sessions.drop(session)
+            raise
+        return session

@@ -1,0 +1,330 @@
+"""Outside effects through an outage: none is lost without being listed, none is made twice."""
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from gateway import Context, Event
+from gateway.errors import TransitionRefused
+from gateway.ledger.bulk import Action, Effects
+from gateway.ledger.deliveries import KnownEffects, count_effects, replay
+from gateway.ledger.effects import confirm_effects, retry_effects
+from gateway.ledger.filter import Filter
+from gateway.operate.bulk import count_matching
+from gateway.operate.inspect import list_unknown_effects
+from gateway.registry import Registry
+from tests.support.bulk import Clerk, clerk
+from tests.support.ledger import Reader, claim_all, make_claim
+from tests.support.receiver import Receiver, answer, receiving
+from tests.support.waiting import until
+from tests.support.workers import Function, subscribe, working
+
+EVENTS = [f"evt_{n}" for n in range(1, 6)]
+SENT = answer(200, {"id": "msg_1"})
+
+
+def mailing(mail: Receiver, **options: Any) -> Function:
+    """The handler of the guide: a receipt that must not be sent twice."""
+
+    async def send_receipt(to: str) -> str:
+        async with httpx.AsyncClient(base_url=mail.url) as client:
+            response = await client.post("/send", json={"to": to})
+            response.raise_for_status()
+            return str(response.json()["id"])
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await ctx.once("receipt", send_receipt, event.id, **{"unknown": "skip"} | options)
+
+    return handler
+
+
+def sent(mail: Receiver) -> Counter[str]:
+    """How often each receipt was asked for."""
+    return Counter(orjson.loads(request.body)["to"] for request in mail.requests)
+
+
+async def run_all(url: str, ledger: Reader, handler: Function, status: str) -> None:
+    """Until every delivery has this status."""
+    async with working(url, subscribe(handler)):
+        await until(lambda: _all(ledger, status))
+
+
+async def _all(ledger: Reader, status: str) -> bool:
+    return await ledger.statuses() == {status: len(EVENTS)}
+
+
+@pytest.mark.parametrize("status", [401, 404, 422])
+async def test_a_request_that_was_refused_is_retried_and_after_that_a_dead_letter(
+    database_url: str, ledger: Reader, status: int
+) -> None:
+    await claim_all(database_url, [make_claim(id) for id in EVENTS])
+    async with receiving(answer(status)) as mail:
+        await run_all(database_url, ledger, mailing(mail), "dead")
+        assert sent(mail) == dict.fromkeys(EVENTS, 3)  # each attempt has called
+        mail.replies[:] = [SENT]
+        mail.requests.clear()
+        for row in await ledger.rows("select id from gateway.deliveries"):
+            await ledger.replay(row["id"])
+        await run_all(database_url, ledger, mailing(mail), "done")
+        assert sent(mail) == dict.fromkeys(EVENTS, 1)
+
+
+async def test_an_own_exception_that_is_mapped_is_retried(
+    database_url: str, ledger: Reader
+) -> None:
+    class MailError(Exception):
+        pass
+
+    calls: list[int] = []
+
+    async def call() -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise MailError("the account is locked")
+        return "sent"
+
+    async def handler(_: Event, ctx: Context) -> None:
+        await ctx.once("receipt", call, unknown="skip", not_done=(MailError,))
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler)):
+        await until(lambda: len(calls) == 2)
+        await until(lambda: _is_done(ledger))
+    assert await ledger.outcomes() == ["retry", "done"]
+
+
+async def _is_done(ledger: Reader) -> bool:
+    return bool((await ledger.delivery())["status"] == "done")
+
+
+async def test_a_refusal_after_a_call_that_ended_unknown_proves_nothing(
+    database_url: str, ledger: Reader
+) -> None:
+    """The 500 may have been done, whatever the 401 to the next call says."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with receiving(answer(500), answer(401), SENT) as mail:
+        modes = iter(["retry", "retry", "skip"])
+
+        async def handler(event: Event, ctx: Context) -> None:
+            await mailing(mail, unknown=next(modes))(event, ctx)
+
+        async with working(database_url, subscribe(handler)):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 2
+
+
+async def test_receipts_survive_an_outage_of_the_mail_api(
+    database_url: str, ledger: Reader
+) -> None:
+    """500 to all events: deliveries complete, effects are listed, a retry sends each once."""
+    await claim_all(database_url, [make_claim(id) for id in EVENTS])
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        await run_all(database_url, ledger, mailing(mail), "done")
+        assert sent(mail) == dict.fromkeys(EVENTS, 1)
+        listed = await unknown(ann)
+        assert {row["event_id"] for row in listed} == set(EVENTS)
+        assert {(row["name"], row["error"], row["delivery_status"]) for row in listed} == {
+            ("receipt", "HTTPStatusError 500", "done")
+        }
+        mail.replies[:] = [SENT]
+        mail.requests.clear()
+        order = await ann.do(action=Action.RETRY_EFFECTS)
+        assert (order.status, order.total, order.moved) == ("done", len(EVENTS), len(EVENTS))
+        await run_all(database_url, ledger, mailing(mail), "done")
+        assert sent(mail) == dict.fromkeys(EVENTS, 1)
+        assert await unknown(ann) == []
+    audit = await ledger.rows(
+        "select actor, effect, reason from gateway.audit where action = 'retry effect'"
+    )
+    assert [tuple(row.values()) for row in audit] == [("ann", "receipt", "a test")] * len(EVENTS)
+
+
+async def test_a_retry_in_the_middle_of_the_outage_lists_the_effect_again(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        for calls in (1, 2):
+            async with working(database_url, subscribe(mailing(mail))):
+                await until(lambda: _is_done(ledger))
+            assert len(mail.requests) == calls
+            [row] = await unknown(ann)
+            if calls == 1:
+                await retry_effects(
+                    ann.connection, row["delivery_id"], None, actor="ann", reason=None
+                )
+
+
+async def test_a_confirmed_effect_is_done_and_its_call_is_not_made(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        [row] = await unknown(ann)
+        await confirm_effects(
+            ann.connection, row["delivery_id"], "receipt", actor="ann", reason="seen in their log"
+        )
+        assert await unknown(ann) == []
+        await ledger.replay(row["delivery_id"])
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 1
+        with pytest.raises(TransitionRefused, match="has no effect of unknown outcome"):
+            await retry_effects(ann.connection, row["delivery_id"], None, actor="ann", reason=None)
+    audit = await ledger.row("select * from gateway.audit where action = 'confirm effect'")
+    assert (audit["actor"], audit["effect"], audit["reason"], audit["event_id"]) == (
+        "ann", "receipt", "seen in their log", "evt_1",
+    )  # fmt: skip
+
+
+async def test_a_retry_makes_only_the_unknown_effect_again(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    calls: list[str] = []
+
+    async def call(name: str) -> None:
+        calls.append(name)
+        if name == "receipt" and calls.count(name) == 1:
+            raise httpx.ReadTimeout("late")
+
+    async def handler(_: Event, ctx: Context) -> None:
+        await ctx.once("charge", call, "charge", unknown="skip")
+        await ctx.once("receipt", call, "receipt", unknown="skip")
+
+    async with clerk(database_url) as ann, working(database_url, subscribe(handler)):
+        await until(lambda: _is_done(ledger))
+        delivery_id = (await ledger.delivery())["id"]
+        await retry_effects(ann.connection, delivery_id, None, actor="ann", reason=None)
+        await until(lambda: calls.count("receipt") == 2)
+        await until(lambda: _is_done(ledger))
+    assert calls == ["charge", "receipt", "receipt"]
+
+
+async def test_an_effect_of_a_delivery_that_runs_is_not_touched(
+    database_url: str, ledger: Reader
+) -> None:
+    """The run has skipped it and may still be at its other work."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    skipped, go = asyncio.Event(), asyncio.Event()
+
+    async def fail() -> None:
+        raise httpx.ReadTimeout("late")
+
+    async def handler(_: Event, ctx: Context) -> None:
+        await ctx.once("receipt", fail, unknown="skip")
+        skipped.set()
+        await go.wait()
+
+    async with clerk(database_url) as ann, working(database_url, subscribe(handler)):
+        await skipped.wait()
+        delivery_id = (await ledger.delivery())["id"]
+        with pytest.raises(TransitionRefused, match="is running right now"):
+            await retry_effects(ann.connection, delivery_id, None, actor="ann", reason=None)
+        go.set()
+        await until(lambda: _is_done(ledger))
+        assert len(await unknown(ann)) == 1
+
+
+@pytest.mark.parametrize(
+    ("filter", "n"),
+    [
+        ({"route": "stripe"}, 5),
+        ({"route": "github"}, 0),
+        ({"effect": "receipt", "error": "500"}, 5),
+        ({"error": "503"}, 0),
+        ({"effect": "charge"}, 0),
+        ({"handler": "handlers.count", "type": "invoice.*"}, 5),
+        ({"type": "charge.*"}, 0),
+        ({"until": datetime(2020, 1, 1, tzinfo=UTC)}, 0),
+        ({"since": datetime(2020, 1, 1, tzinfo=UTC)}, 5),
+    ],
+)
+async def test_filters_list_what_they_move(
+    database_url: str, ledger: Reader, filter: dict[str, Any], n: int
+) -> None:
+    await claim_all(database_url, [make_claim(id, type="invoice.paid") for id in EVENTS])
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        await run_all(database_url, ledger, mailing(mail), "done")
+        assert len(await unknown(ann, **filter)) == n
+        if n:
+            order = await ann.do(action=Action.CONFIRM_EFFECTS, **filter)
+            assert (order.total, order.moved) == (n, n)
+        assert len(await unknown(ann)) == len(EVENTS) - n
+
+
+@pytest.mark.parametrize(("effects", "calls"), [(Effects.KEEP, 1), (Effects.RETRY, 2)])
+async def test_a_replay_of_dead_letters_keeps_or_retries_effects_of_unknown_outcome(
+    database_url: str, ledger: Reader, effects: Effects, calls: int
+) -> None:
+    """A run makes a charge, is unsure of a receipt, and dies of something else."""
+    await claim_all(database_url, [make_claim(id) for id in EVENTS])
+    made: Counter[str] = Counter()
+    is_broken = True
+
+    async def call(name: str) -> None:
+        made[name] += 1
+        if name == "receipt" and is_broken:
+            raise httpx.ReadTimeout("late")
+
+    async def handler(_: Event, ctx: Context) -> None:
+        await ctx.once("charge", call, "charge", unknown="skip")
+        await ctx.once("receipt", call, "receipt", unknown="skip")
+        if is_broken:
+            raise RuntimeError("something else")
+
+    async with clerk(database_url) as ann:
+        await run_all(database_url, ledger, handler, "dead")
+        is_broken = False
+        count = await count_matching(
+            ann.connection, Action.REPLAY, Filter(), datetime.now(UTC), lambda: Registry(())
+        )
+        assert (count.effects.kept, count.effects.unknown) == (len(EVENTS), len(EVENTS))
+        order = await ann.do(effects=effects)
+        assert (order.effects, order.effects_kept, order.effects_unknown) == (
+            effects, len(EVENTS), len(EVENTS),
+        )  # fmt: skip
+        await run_all(database_url, ledger, handler, "done")
+        assert made == {"charge": len(EVENTS), "receipt": calls * len(EVENTS)}
+        assert len(await unknown(ann)) == (len(EVENTS) if calls == 1 else 0)
+
+
+@pytest.mark.parametrize(("retry", "calls"), [(False, 1), (True, 2)])
+async def test_a_replay_of_one_delivery_keeps_or_retries_its_unknown_effect(
+    database_url: str, ledger: Reader, retry: bool, calls: int
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with receiving(answer(500), SENT) as mail, clerk(database_url) as ann:
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        id = (await ledger.delivery())["id"]
+        assert await count_effects(ann.connection, id) == KnownEffects(kept=0, unknown=1)
+        replayed = await replay(ann.connection, id, actor="ann", reason=None, retry_effects=retry)
+        assert replayed.effects == KnownEffects(kept=0, unknown=1)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == calls
+    noted = await ledger.value("select count(*) from gateway.audit where action = 'retry effect'")
+    assert noted == calls - 1
+
+
+async def unknown(ann: Clerk, **filter: Any) -> list[dict[str, Any]]:
+    """What `gateway effects` lists, read in pages of two."""
+    found: list[dict[str, Any]] = []
+    mark: Any = (None, None, None)
+    while True:
+        page = await list_unknown_effects(ann.connection, Filter(**filter), mark, 2)
+        found += page.rows
+        if page.rows:
+            mark = tuple(page.rows[-1][name] for name in ("unknown_at", "delivery_id", "name"))
+        elif page.end is not None:
+            mark = page.end
+        else:
+            return found
