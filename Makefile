@@ -19,11 +19,12 @@ tools: ## install the programs that the suite runs beside the gateway: a browser
 soak: $(READY) ## every integration and e2e file 30 times, a third of them beside a CPU hog; resumes (RUNS=, JOBS=, FILES=)
 	@$(BIN)/python -m tests.soak $(if $(RUNS),--runs $(RUNS)) $(if $(JOBS),--jobs $(JOBS)) $(FILES)
 
-check: $(READY) ## format, lint, types, the direction of imports, and known vulnerabilities
+check: $(READY) ## format, lint, types, the direction of imports, the words of docstrings, and known vulnerabilities
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.prose
 	@$(BIN)/python -m tests.audit
 
 audit: $(READY) ## known vulnerabilities of the pinned packages, or why that could not be asked

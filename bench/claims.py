@@ -14,8 +14,8 @@ import uvloop
 
 from bench.figures import Sample, latency_figures
 from bench.requests import TYPE, stripe_body
+from gateway.base.model import Envelope
 from gateway.ledger.claims import Claim, Claimer
-from gateway.model import Envelope
 
 IN_FLIGHT = 128
 """Two full batches: one under way, one waiting."""

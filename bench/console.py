@@ -17,7 +17,7 @@ from bench.past import RARE_ERROR, RARE_TYPE, Past, make_past
 from bench.plan import Plan
 from bench.processes import BenchFailed, Process
 from gateway.ledger.budget import OFFICE_CONNECTIONS
-from gateway.ledger.causes import Causes
+from gateway.ledger.causes import CauseGrouper
 from gateway.ledger.connection import COMMAND_TIMEOUT_S, open_pool
 
 TOKEN = "bench-console-token"  # noqa: S105 (of a gateway that lives for minutes, on loopback)
@@ -164,7 +164,7 @@ def _log_in(connection: http.client.HTTPConnection) -> str:
 async def _tell_causes(url: str) -> dict[str, float]:
     """As the sweep of a worker does, round after round without a rest."""
     pool = await open_pool(url, name="bench", size=1, command_timeout_s=COMMAND_TIMEOUT_S)
-    causes, dead, began = Causes(), 0, time.perf_counter()
+    causes, dead, began = CauseGrouper(), 0, time.perf_counter()
     while told := await causes.keep(pool):
         dead += told
     await pool.close()

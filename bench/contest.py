@@ -9,8 +9,8 @@ from bench.environment import Environment
 from bench.figures import Sample
 from bench.generator import HOST, closed_loop, warm_up
 from bench.processes import Process
-from gateway.errors import CommandFailed
-from gateway.receive.listening import listen
+from gateway.base.errors import CommandFailed
+from gateway.http.listening import listen
 
 PLAIN, STARLETTE, AGAIN, TEXTBOOK = "plain", "starlette", "starlette again", "textbook"
 GATEWAY, PAIR, POSTGRES = "gateway", "gateway x 2", "postgres"

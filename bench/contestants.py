@@ -19,9 +19,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from bench.requests import GITHUB_PATH, SECRET, STRIPE_PATH
+from gateway.http.listening import BACKLOG
+from gateway.processes.serve import KEEP_ALIVE_S
 from gateway.providers import PROVIDERS, Incoming
-from gateway.receive.listening import BACKLOG
-from gateway.server import KEEP_ALIVE_S
 
 POOL = 10
 INSERT = "insert into textbook (event_id, type, body) values ($1, $2, $3) on conflict do nothing"

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from gateway.config.routes import load_config
 from gateway.ledger.connection import connect
 from gateway.ledger.partitions import tend
-from gateway.routes import load_config
 
 
 async def drop(url: str, days: int, bytes_per_s: float) -> dict[str, float]:

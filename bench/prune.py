@@ -11,9 +11,9 @@ from pathlib import Path
 
 import uvloop
 
+from gateway.config.routes import load_config
 from gateway.ledger.connection import PREPARED_ONCE, open_pool
 from gateway.ledger.retention import Pruner
-from gateway.routes import load_config
 
 COMMAND_S = 30.0
 

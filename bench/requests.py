@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import orjson
 
-from gateway.samples import make_sample
+from gateway.providers.samples import make_sample
 
 SECRET = b"whsec_bench"
 STRIPE_PATH = "/webhooks/stripe"

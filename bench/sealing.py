@@ -5,30 +5,32 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from gateway.base.model import Envelope
+from gateway.base.secrets import Secret
 from gateway.ledger.claims import Claim
-from gateway.ledger.sealed import Vault, open_event
-from gateway.model import Envelope
-from gateway.sealing import KeyRing
-from gateway.secrets import Secret
+from gateway.ledger.encryption import EncryptionKeys, open_event
+from gateway.privacy.encryption import KeyRing
 
 SIZES = (3_400, 64 * 1024, 1024 * 1024, 25 * 1024 * 1024)
 MEASURED_S = 0.5
 
 
 def main() -> None:
-    vault = Vault(ring=KeyRing([Secret(os.urandom(32))]), routes=frozenset({"stripe"}))
+    encryption = EncryptionKeys(
+        ring=KeyRing([Secret(os.urandom(32))]), routes=frozenset({"stripe"})
+    )
     for size in SIZES:
         claim = _claim(os.urandom(size))
-        sealed = vault.seal_claim(claim)
-        seal_us = _us(lambda claim=claim: vault.seal_claim(claim))  # type: ignore[misc]
+        sealed = encryption.seal_claim(claim)
+        seal_us = _us(lambda claim=claim: encryption.seal_claim(claim))  # type: ignore[misc]
         open_us = _us(
             lambda sealed=sealed: open_event(  # type: ignore[misc]
-                vault.ring, sealed.route, sealed.envelope.id, sealed.body
+                encryption.ring, sealed.route, sealed.envelope.id, sealed.body
             )
         )
         print(f"{size:>10,} bytes: seal a claim {seal_us:,.1f} us, open an event {open_us:,.1f} us")
     other = _claim(b"{}")._replace(route="github")
-    plain_us = _us(lambda: vault.seal_claim(other))
+    plain_us = _us(lambda: encryption.seal_claim(other))
     print(f"a route without encrypt, asked all the same: {plain_us:.2f} us")
 
 

@@ -27,7 +27,8 @@ revoke all on all tables in schema gateway from gateway_serve, gateway_worker, g
 revoke all on all sequences in schema gateway from gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
 revoke create on schema gateway from public;
 grant usage on schema gateway to gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
-grant select on gateway.migrations to gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
+grant select on gateway.migrations, gateway.names to gateway_serve, gateway_worker, gateway_operator, gateway_readonly;
+grant insert, update on gateway.names to gateway_serve, gateway_worker;  -- at their start, of what was renamed
 
 -- Tables by the day: all may have them made ahead. Dropping one whose day has come is what retention does.
 grant usage on sequence gateway.payload_ids to gateway_serve, gateway_worker, gateway_operator;
@@ -104,7 +105,8 @@ grant select (
     route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
     replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, key_id, trace
 ) on gateway.events to gateway_readonly;
-grant select (delivery_id, name, status, calls, error, begun_at, unknown_at, finished_at, key_id) on gateway.effects to gateway_readonly;
+grant select (delivery_id, name, key, status, made_by, calls, error, begun_at, unknown_at, finished_at, key_id)
+    on gateway.effects to gateway_readonly;
 grant select (delivery_id, number, started_at, finished_at, outcome, error, key_id, until) on gateway.attempts to gateway_readonly;
 grant select (
     id, route, at, code, cause, detail, shadow, method, path, address, sender, body_bytes, digest, key_id, size,

@@ -8,20 +8,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from gateway.errors import Defer, NotSent, Reject, Retry
-    from gateway.model import Event
-    from gateway.registry import handler, resource
-    from gateway.run.context import Context
+    from gateway.base.errors import Defer, NotSent, Reject, Retry
+    from gateway.base.model import Event
+    from gateway.config.registry import handler, resource
+    from gateway.worker.context import Context
 else:
     _HOMES: Final = {
-        "Context": "gateway.run.context",
-        "Defer": "gateway.errors",
-        "Event": "gateway.model",
-        "NotSent": "gateway.errors",
-        "Reject": "gateway.errors",
-        "Retry": "gateway.errors",
-        "handler": "gateway.registry",
-        "resource": "gateway.registry",
+        "Context": "gateway.worker.context",
+        "Defer": "gateway.base.errors",
+        "Event": "gateway.base.model",
+        "NotSent": "gateway.base.errors",
+        "Reject": "gateway.base.errors",
+        "Retry": "gateway.base.errors",
+        "handler": "gateway.config.registry",
+        "resource": "gateway.config.registry",
     }
 
     def __getattr__(name: str) -> Any:

@@ -1,13 +1,13 @@
-"""Publishes jobs to a gateway, and comes again until it knows that they are durable.
+"""Publish jobs to a gateway, and retry until they are known to be durable.
 
     async with Client("https://hooks.example.com", token=token) as gateway:
         job = await gateway.publish("orders", {"order": 9482}, key="order:9482:charge")
 
 ClientError
-├── Refused          the gateway will never take this; carries `status`, `code` and `detail`
+├── Refused          the gateway rejects this permanently; has `status`, `code` and `detail`
 │   └── Conflict     the key is that of a job with another payload or type
-└── Unavailable      no answer in time: the job may or may not be there; publish it again, with
-                     the `key` that the error carries
+└── Unavailable      no response in time: the job may or may not exist; publish it again, with
+                     the `key` of the error
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from uuid import uuid4
 import httpx
 
 COME_AGAIN: Final = frozenset({408, 425, 429})
-"""Beside all of 5xx: the gateway, or a proxy before it, has not judged the job."""
+"""Status codes to retry besides 5xx: the gateway, or a proxy, has not decided about the job."""
 FIRST_WAIT_S: Final = 0.1
 LONGEST_WAIT_S: Final = 10.0
 OUR_MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL)
-"""What no second try would mend."""
+"""Errors that a retry cannot fix."""
 TOKEN: Final = re.compile(r"[!-~]+")
 JOB_FIELDS: Final = (
     "id",
@@ -46,32 +46,32 @@ JOB_FIELDS: Final = (
 
 
 class ClientError(Exception):
-    """Base of what a client raises."""
+    """Base class of the client's exceptions."""
 
 
 class Refused(ClientError):
-    """The gateway answered that it does not take this, and never will."""
+    """The gateway rejected the request permanently."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         self.status = status
         """The HTTP status, such as 400."""
         self.code = code
-        """The gateway's word for it, such as `BAD_PAYLOAD`."""
+        """The error code of the gateway, such as `BAD_PAYLOAD`."""
         self.detail = detail
-        """What was found and what was expected, where the gateway says so."""
+        """The value found and the value expected, if the gateway reports them."""
         super().__init__(f"{status} {code}" + (f": {detail}" if detail else ""))
 
 
 class Conflict(Refused):
-    """The key is that of a job with another payload or type; that one stands."""
+    """The key is that of a job with another payload or type, which stays unchanged."""
 
 
 class Unavailable(ClientError):
-    """Nobody knows whether the job is there. Publish it again later under the same key."""
+    """It is unknown whether the job was published. Publish it again later under the same key."""
 
     def __init__(self, reason: str, *, key: str | None = None) -> None:
         self.key = key
-        """Of the job, also where it was made up. None where nothing was to be published."""
+        """The key of the job, also if it was generated. None if nothing was published."""
         super().__init__(reason)
 
 
@@ -80,25 +80,28 @@ class Published:
     """A job that is durable."""
 
     id: str
-    """The key, or the one that was made up."""
+    """The key that was given or generated."""
     is_new: bool
-    """False where it was there before. An earlier try of the same call, whose answer was lost,
-    counts as before, too, unless the key was made up."""
+    """False if the job already existed.
+
+    It is also False if an earlier try of the same call succeeded but its response was lost, unless
+    the key was generated.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """How a job stands."""
+    """The state of a job."""
 
     id: str
     status: str
-    """`pending`, `running`, `done`, `dead` or `discarded`: over all of its deliveries."""
+    """`pending`, `running`, `done`, `dead` or `discarded`: the combined state of its deliveries."""
     type: str
     attempts: int
     error: str | None
     received_at: datetime
     due_at: datetime | None
-    """When it will run; None where it runs, is over, or waits for its turn."""
+    """When it will run. None if it runs, has ended, or waits for another with its ordering key."""
     deliveries: tuple[Mapping[str, Any], ...] = field(repr=False)
     """One for each handler: `handler status attempts due_at finished_at error`."""
 
@@ -106,13 +109,13 @@ class Job:
 class Client:
     """An async client of the queues of one gateway.
 
-    What did not arrive for sure is sent again - after a connection error, a time-out, or an answer
-    of 408, 425, 429 or 5xx - with growing pauses, or those that the gateway asks for with
-    `Retry-After`. That is safe because each call has one key from its first try on.
+    A request is retried after a connection error, a timeout, or a response of 408, 425, 429 or 5xx,
+    with exponential backoff, or after the `Retry-After` of the response. That is safe because all
+    tries of a call have the same key.
 
-    `url` is where the gateway is, `token` one of the queue's tokens. A try may take `timeout`
+    `url` is the URL of the gateway, `token` one of the queue's tokens. A try may take `timeout`
     seconds, and none begins later than `give_up_after` seconds after the first: then `Unavailable`
-    is raised. A URL or a token that cannot be used is a ValueError.
+    is raised. An invalid URL or token is a ValueError.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections; `async with` does so by itself."""
+        """Close the connections. `async with` does this automatically."""
         await self._http.aclose()
 
     async def publish(
@@ -149,14 +152,14 @@ class Client:
         type: str | None = None,
         delay: timedelta | float | None = None,
     ) -> Published:
-        """Publishes a job and returns once it is durable.
+        """Publish a job, and return when it is durable.
 
-        The same `key` is the same job, whoever publishes it and however often: choose one that
-        comes from the work itself, such as `order:9482:charge`. Without one a key is made up for
-        this call, so that its own tries are one job; a second call is a second job.
+        The same `key` is the same job, regardless of who publishes it and how often: choose one
+        that comes from the work itself, such as `order:9482:charge`. Without one a key is generated
+        for this call, so that its own tries are one job; a second call is a second job.
 
-        `type` is the event type (default: the queue's name). With `delay` (a timedelta, or
-        seconds) the job is not run sooner. Raises `Conflict`, `Refused` or `Unavailable`.
+        `type` is the event type (default: the queue's name). With `delay` (a timedelta, or seconds)
+        the job is not run sooner. Raises `Conflict`, `Refused` or `Unavailable`.
         """
         request: dict[str, Any] = {
             "payload": payload,
@@ -168,7 +171,7 @@ class Client:
             request["delaySeconds"] = (
                 delay.total_seconds() if isinstance(delay, timedelta) else delay
             )
-        # Once, so that every try has the same bytes.
+        # Serialized once, so that every try has the same bytes.
         body = json.dumps(request, allow_nan=False).encode()
         try:
             answer = await self._send("POST", _path(queue), body)
@@ -178,8 +181,11 @@ class Client:
         return Published(id=str(told["id"]), is_new=key is None or answer.status_code == 201)
 
     async def job(self, queue: str, id: str) -> Job:
-        """How a job stands. Raises `Refused` with status 404 where there is none, or none any
-        more: a queue forgets its jobs after `retention.key`."""
+        """Return the state of a job.
+
+        Raises `Refused` with status 404 if there is none, or if it was pruned: a queue keeps its
+        jobs for `retention.key`.
+        """
         told = _read(await self._send("GET", _path(queue, id), None), *JOB_FIELDS)
         due_at = told["due_at"]
         return Job(
@@ -221,15 +227,18 @@ def _checked(url: str) -> httpx.URL:
     except httpx.InvalidURL:
         checked = httpx.URL()
     if checked.scheme not in {"http", "https"} or not checked.host:
-        # Not shown: it may hold a password.
+        # The URL is not shown, because it may contain a password.
         raise ValueError("found a URL that cannot be used; expected https://host")
-    if checked.userinfo:  # which httpx would send in the place of the token
+    if checked.userinfo:  # httpx would send it instead of the token
         raise ValueError("found a URL with a user name or a password; expected https://host")
     return checked
 
 
 def _checked_token(token: str) -> str:
-    """One with a newline behind it, from a file, would be quoted in the error of a library."""
+    """Check the token, because a library would quote an invalid one in its error.
+
+    The usual cause is a newline at the end of a file.
+    """
     if TOKEN.fullmatch(token):
         return token
     raise ValueError(
@@ -239,7 +248,7 @@ def _checked_token(token: str) -> str:
 
 
 def _path(queue: str, id: str | None = None) -> str:
-    """Dots are encoded too: an id `..` would lead elsewhere."""
+    """Return the path, with dots encoded as well, because an id `..` would change the path."""
     path = f"v1/queues/{quote(queue, safe='')}/jobs"
     return path if id is None else f"{path}/{quote(id, safe='').replace('.', '%2E')}"
 
@@ -259,7 +268,7 @@ def _read(answer: httpx.Response, *fields: str) -> dict[str, Any]:
 
 
 def _retry_after_s(answer: httpx.Response) -> float:
-    """Seconds, or a time; what is neither asks for nothing."""
+    """Return the wait in seconds. The header is a number or a date; other values mean no wait."""
     value = answer.headers.get("retry-after", "")
     if value.isascii() and value.isdecimal():
         return float(value)

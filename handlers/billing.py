@@ -24,8 +24,9 @@ async def fulfil_order(event: Event, ctx: Context) -> None:
     """The money is there: the order is fulfilled, and no failure can follow."""
     intent = event.payload["data"]["object"]
     await _save_order(ctx, intent, "fulfilled", reached(event))
-    # This row is written once. An e-mail is no part of the transaction: send it through ctx.once,
-    # which remembers that it was sent (docs/handlers.md).
+    # This row is written once. An e-mail is no part of the transaction: send it through ctx.once
+    # with per=intent["id"], so that it is sent once per payment, whatever the number of events and
+    # runs (docs/handlers.md).
 
 
 @handler("payment_intent.payment_failed")

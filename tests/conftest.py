@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis as RedisClient
 
-from gateway.embedded import Postgres, Redis
+from gateway.dev.embedded import Postgres, Redis
 from gateway.ledger.migrate import SchemaFile, migrate
 from gateway.testing.throwaway import fastest_place
 from tests.support import needs, parsing

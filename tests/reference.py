@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.routes import json_schema
+from gateway.config.routes import json_schema
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "routes.md"
 TABLE: Final = re.compile(r"(?<=^<!-- keys of )(.*?)( -->\n)((?:\|.*\n)*)", flags=re.MULTILINE)

@@ -27,7 +27,7 @@ from xml.etree import ElementTree as ET
 import asyncpg
 import pytest
 
-from gateway.embedded import Postgres
+from gateway.dev.embedded import Postgres
 from gateway.ledger.migrate import read_migrations
 from gateway.testing.throwaway import fastest_place
 from tests.safeguards import ROOT, SAFEGUARDS, Misplaced, Safeguard, cut

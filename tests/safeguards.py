@@ -108,7 +108,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a server that is silent does not keep from the other one",
-        "gateway/ledger/hosts.py",
+        "gateway/ledger/servers.py",
         "    if len(urls) == 1:\n",
         "    if urls:\n",
         "tests/integration/test_hosts.py::"
@@ -131,14 +131,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an idempotency key is of the event, and the same in a restored ledger",
-        "gateway/run/context.py",
-        "partial(_idempotency_key, lease.event.route, lease.event.id, lease.handler)",
-        "partial(_idempotency_key, lease.event.route, str(lease.delivery_id), lease.handler)",
+        "gateway/worker/context.py",
+        "of_delivery = lease.event.route, lease.event.id, lease.handler",
+        "of_delivery = lease.event.route, str(lease.delivery_id), lease.handler",
         "tests/e2e/test_backup.py::test_a_dump_under_load_is_a_ledger_that_goes_on",
     ),
     Safeguard(
         "the ledger is read, whatever the queue says",
-        "gateway/run/intake.py",
+        "gateway/worker/intake.py",
         "        leases = await self._lease_due(room, self._handlers)\n",
         "        leases: list[Lease] = []\n",
         "tests/e2e/test_processes.py::test_flushall_loses_nothing",
@@ -186,7 +186,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "SQL that would end a handler's transaction is not sent",
-        "gateway/run/transaction.py",
+        "gateway/worker/transaction.py",
         '        check_statement(query, standard_strings=strings == "on")\n',
         "",
         "tests/integration/test_own_transaction.py"
@@ -194,7 +194,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "SQL is read with the string constants that the session has",
-        "gateway/run/transaction.py",
+        "gateway/worker/transaction.py",
         'check_statement(query, standard_strings=strings == "on")',
         "check_statement(query)",
         "tests/integration/test_own_transaction.py"
@@ -202,7 +202,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a string constant that continues on the next line keeps its escapes",
-        "gateway/run/statements.py",
+        "gateway/worker/transaction.py",
         "[eE]{ESCAPED}{CONTINUED}",
         "[eE]{ESCAPED}",
         "tests/integration/test_statements_in_postgres.py"
@@ -220,7 +220,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a handler that committed by itself and then failed is not run again",
-        "gateway/run/execution.py",
+        "gateway/worker/execution.py",
         "            error = await self._check_transaction(error)\n",
         "            pass\n",
         "tests/integration/test_own_transaction.py"
@@ -244,23 +244,53 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a key is marked as done by the gateway, whichever role its handler took",
-        "gateway/run/execution.py",
+        "gateway/worker/execution.py",
         "                    await self._transaction.take_own_role()\n",
-        "",
+        "                    pass\n",
         "tests/integration/test_session_state.py"
         "::test_a_handler_that_acts_once_per_key_may_take_a_role",
     ),
     Safeguard(
         "a prepared statement that went stale burns no attempt of the next delivery",
-        "gateway/run/execution.py",
+        "gateway/worker/execution.py",
         "RUN_AGAIN: Final = (*CONTENDED, asyncpg.InvalidCachedStatementError)\n",
         "RUN_AGAIN: Final = CONTENDED\n",
         "tests/integration/test_session_state.py"
         "::test_a_statement_whose_columns_have_changed_burns_no_attempt",
     ),
     Safeguard(
+        "deliveries that lose against others ten times in a row are retried by policy",
+        "gateway/worker/execution.py",
+        " and tries < AFTER_CONFLICT.attempts:",
+        ":",
+        "tests/integration/test_run.py::test_the_tenth_conflict_in_a_row_burns_an_attempt",
+    ),
+    Safeguard(
+        "no statement of a handler waits for the data of a COPY, which never comes",
+        "gateway/worker/transaction.py",
+        "        if WANTS_DATA.match(statement):\n",
+        "        if False:\n",
+        "tests/unit/test_statements.py"
+        "::test_a_copy_that_waits_for_data_is_refused[copy t from stdin]",
+    ),
+    Safeguard(
+        "errors that are causes of each other do not stop a worker",
+        "gateway/base/errors.py",
+        "        if id(found) in seen:\n",
+        "        if False:\n",
+        "tests/unit/test_causes_of_errors.py"
+        "::test_errors_that_are_causes_of_each_other_are_each_yielded_once",
+    ),
+    Safeguard(
+        "a conflict in a task group burns no attempt",
+        "gateway/base/errors.py",
+        "            waiting += found.exceptions\n",
+        "            pass\n",
+        "tests/integration/test_run.py::test_a_conflict_in_a_task_group_burns_no_attempt",
+    ),
+    Safeguard(
         "a session whose prepared statements are gone is not used again",
-        "gateway/run/execution.py",
+        "gateway/worker/execution.py",
         "        if _is_because(error, MIXED_UP):\n",
         "        if False:\n",
         "tests/integration/test_session_state.py"
@@ -268,14 +298,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the sweep takes back leases that ran out",
-        "gateway/sweep/sweeper.py",
+        "gateway/worker/sweeper.py",
         "        reaped = await reap(self._ledger, REAP_LIMIT, self._lease)\n",
         "        reaped: list[asyncpg.Record] = []\n",
         "tests/e2e/test_failpoints.py::test_a_worker_dies[handler.starting]",
     ),
     Safeguard(
         "a sweep renews its own leases before it takes back those of others",
-        "gateway/sweep/sweeper.py",
+        "gateway/worker/sweeper.py",
         "        await self._renew()",
         "        pass",
         "tests/integration/test_run.py::"
@@ -283,7 +313,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the heartbeat: a long handler keeps its lease",
-        "gateway/run/runner.py",
+        "gateway/worker/runner.py",
         "        held = await renew(self._leases, leases, self._lease, self._worker_id)\n",
         "        held = {lease.token for lease in leases}\n",
         "tests/integration/test_run.py::test_a_long_handler_keeps_its_lease",
@@ -306,8 +336,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the next delivery of an ordering key is advanced after the commit",
-        "gateway/run/execution.py",
-        "            turns.append(Turn(lease.event.route, lease.handler, lease.order_key))\n",
+        "gateway/worker/execution.py",
+        "            turns.append("
+        "OrderingKey(lease.event.route, lease.handler, lease.order_key))\n",
         "            pass\n",
         "tests/integration/test_isolation.py"
         "::test_a_successor_that_arrives_during_a_strict_run_starts_without_the_sweep"
@@ -424,7 +455,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "reconcile looks no further back than keys are kept",
-        "gateway/reconcile/span.py",
+        "gateway/operations/reconcile/span.py",
         "    floor = max(bounds.kept_since, bounds.known_since)\n",
         "    floor = bounds.kept_since\n",
         "tests/integration/test_reconcile.py::test_a_forgotten_key_does_not_come_again",
@@ -479,7 +510,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a pooler is found out by the process id that it makes up",
-        "gateway/ledger/pooler.py",
+        "gateway/ledger/servers.py",
         'return await connection.execute(query, timeout=timeout_s) == "SELECT 1"',
         'return await connection.execute(query, timeout=timeout_s) != ""',
         "tests/integration/test_pgbouncer.py::"
@@ -487,7 +518,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a session of a pooler is told for a transaction only",
-        "gateway/ledger/pooler.py",
+        "gateway/ledger/servers.py",
         'f"set local {name} = {_literal(name, value)}"',
         'f"set {name} = {_literal(name, value)}"',
         "tests/integration/test_pgbouncer.py::"
@@ -495,7 +526,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "statements are kept only where the pooler names them itself",
-        "gateway/ledger/pooler.py",
+        "gateway/ledger/servers.py",
         "    return not is_ours",
         "    return True",
         "tests/integration/test_pgbouncer.py::test_statements_are_kept_where_the_pooler_knows_them",
@@ -526,7 +557,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a handler whose server takes no writes any more burns no attempt",
-        "gateway/run/execution.py",
+        "gateway/worker/execution.py",
         "            self._transaction.give_up()\n            return True\n",
         "            return False\n",
         "tests/integration/test_run.py::"
@@ -542,28 +573,28 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a certificate of Redis is one of that very host",
-        "gateway/queue/connecting.py",
+        "gateway/queue/connection.py",
         '{"ssl_check_hostname": place.options.get("ssl_cert_reqs") != "none"}',
         '{"ssl_check_hostname": False}',
         "tests/integration/test_tls.py::test_redis_without_the_right_proof_is_refused",
     ),
     Safeguard(
         "the way to the Sentinels is encrypted, too",
-        "gateway/queue/connecting.py",
+        "gateway/queue/connection.py",
         '"ssl": place.is_encrypted}',
         '"ssl": False}',
         "tests/integration/test_tls.py::test_redis_that_proves_who_it_is_is_talked_to",
     ),
     Safeguard(
         "the commit of a lease says what it is",
-        "gateway/ledger/pooler.py",
+        "gateway/ledger/servers.py",
         'f"{_first_line(query)}commit"',
         '"commit"',
         "tests/integration/test_pgbouncer.py::test_a_commit_says_of_what_it_is",
     ),
     Safeguard(
         "the fsync of the spool's file",
-        "gateway/spool/file.py",
+        "gateway/receive/spool/file.py",
         '            reached("spool.written")\n            os.fsync(self._descriptor)\n',
         "",
         "tests/integration/test_spool.py::"
@@ -571,7 +602,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the fsync of the spool's directory",
-        "gateway/spool/file.py",
+        "gateway/receive/spool/file.py",
         "            sync_directory(directory)\n            return cls(path, descriptor)\n",
         "            return cls(path, descriptor)\n",
         "tests/integration/test_spool.py::"
@@ -579,7 +610,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the checksum of a spooled record",
-        "gateway/spool/record.py",
+        "gateway/receive/spool/file.py",
         "    if _checksum(lengths, facts, body) != head[-CHECKSUM_BYTES:]:\n        return None\n",
         "",
         "tests/unit/test_spool_records.py::"
@@ -587,7 +618,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the lock on a spool file",
-        "gateway/spool/file.py",
+        "gateway/receive/spool/file.py",
         "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "            if os.fstat(descriptor).st_nlink == 0:",
         "            if os.fstat(descriptor).st_nlink == 0:",
@@ -595,7 +626,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a spool file that is being written is not removed",
-        "gateway/spool/spool.py",
+        "gateway/receive/spool/spool.py",
         "            if not file.is_finished or file is self._appending:\n",
         "            if not file.is_finished:\n",
         "tests/integration/test_spool.py::test_writing_and_draining_at_once_loses_nothing",
@@ -630,7 +661,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an identical body inside the window is kept for people",
-        "gateway/receive/endpoint.py",
+        "gateway/receive/webhook_endpoint.py",
         "        if self._provider.keyed_by_digest:\n",
         "        if False:\n",
         "tests/e2e/test_repeats.py::"
@@ -638,7 +669,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a duplicate is kept before it is acknowledged",
-        "gateway/receive/endpoint.py",
+        "gateway/receive/webhook_endpoint.py",
         "await self._keep_durably(self._remembering.keep_duplicates, repeated)",
         "any(map(self._remembering.keep, repeated))",
         "tests/e2e/test_repeats.py::test_a_duplicate_is_not_acknowledged_before_it_is_kept",
@@ -653,7 +684,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a duplicate is kept with the secret under which it was verified",
-        "gateway/receive/endpoint.py",
+        "gateway/receive/webhook_endpoint.py",
         "repeated.append(request._replace(verified_by=claim.verified_by))",
         "repeated.append(request)",
         "tests/e2e/test_repeats.py::test_a_duplicate_of_a_token_sender_can_be_released",
@@ -667,7 +698,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an item or a duplicate that is not sent again waits for Postgres",
-        "gateway/receive/refused.py",
+        "gateway/receive/rejected_requests.py",
         "self._later.append(request)",
         "self.keep(request)",
         "tests/e2e/test_batches.py::"
@@ -675,7 +706,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an identical body that was acknowledged from the spool is kept for people",
-        "gateway/spool/spool.py",
+        "gateway/receive/spool/spool.py",
         "await self.on_duplicate(claim, first)",
         "pass",
         "tests/e2e/test_spool.py::"
@@ -729,7 +760,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the sweep gives turns that nobody gave",
-        "gateway/sweep/sweeper.py",
+        "gateway/worker/sweeper.py",
         "        await self._give_turns()\n",
         "",
         "tests/integration/test_order.py::test_a_turn_that_nobody_gave_is_given_by_the_sweep",
@@ -751,62 +782,175 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call is on record before it is made",
-        "gateway/run/effects.py",
-        "            result = await self._call(name, call, not_done)\n",
-        "            await release_effect(self._ledger, self._lease, name)\n"
-        "            result = await self._call(name, call, not_done)\n"
-        "            await begin_effect(self._ledger, self._lease, name, again=True)\n",
+        "gateway/worker/effects.py",
+        "                result = await self._call(of, effect, call, not_done)\n",
+        "                await release_effect(self._ledger, self._lease, of, effect)\n"
+        "                result = await self._call(of, effect, call, not_done)\n"
+        "                await begin_effect(\n"
+        "                    self._ledger, self._lease, of.name, again=True, "
+        "encryption=self._encryption\n"
+        "                )\n",
         "tests/integration/test_once.py::test_skip_never_calls_a_second_time_through_a_time_out",
     ),
     Safeguard(
         "an answer proves that a call was not done only if it was its only request",
-        "gateway/run/outcome.py",
+        "gateway/worker/effects.py",
         "        proven = made.count == 1 and _is_refused(error)\n",
         "        proven = _is_refused(error)\n",
         "tests/unit/test_outcome.py::test_of_two_requests_the_second_one_proves_nothing",
     ),
     Safeguard(
         "a failed connection proves that a call was not done only if nothing else was sent",
-        "gateway/run/outcome.py",
+        "gateway/worker/effects.py",
         "        proven = made.count == 0\n",
         "        proven = True\n",
         "tests/unit/test_outcome.py::test_a_redirect_was_a_request",
     ),
     Safeguard(
+        "each request that a client sends by itself, as a retry or a redirect, is counted",
+        "gateway/worker/effects.py",
+        "    for layer in (_CLIENTS, _WIRE):\n",
+        "    for layer in (_CLIENTS,):\n",
+        "tests/integration/test_outcome.py::"
+        "test_a_refused_connection_after_a_request_that_was_sent_proves_nothing",
+    ),
+    Safeguard(
         "a refusal does not undo an earlier call that ended unknown",
         "gateway/ledger/sql/effects.sql",
-        " and status = 'begun' and calls = 1;",
-        " and status = 'begun';",
+        " and status = 'begun' and unknown_at is null and calls = 1\n",
+        " and status = 'begun'\n",
         "tests/integration/test_effects.py::"
         "test_a_refusal_after_a_call_that_ended_unknown_proves_nothing",
     ),
     Safeguard(
         "an effect that a run goes on without is listed",
         "gateway/ledger/sql/effects.sql",
-        "        status = case when $4 then 'begun' else 'unknown' end,\n",
-        "        status = 'begun',\n",
+        " e set status = 'unknown', unknown_at = now()\n",
+        " e set error = e.error\n",
         "tests/integration/test_effects.py::test_receipts_survive_an_outage_of_the_mail_api",
     ),
     Safeguard(
         "an effect whose error the handler caught is listed",
-        "gateway/run/execution.py",
-        "            await finish_effects(self._context)\n",
+        "gateway/worker/execution.py",
+        "            await mark_effects(self._context)\n",
         "            pass\n",
         "tests/integration/test_once.py::"
         "test_a_run_that_catches_the_error_and_completes_leaves_the_effect_unknown",
     ),
     Safeguard(
-        "a retry of effects forgets those of unknown outcome only",
+        "the end of a run needs no second connection while it holds its own",
+        "gateway/worker/context.py",
+        "    return context._lease.run > 1 and is_without_calls and context._transaction.used\n",
+        "    return False\n",
+        "tests/integration/test_pgbouncer.py::test_second_runs_may_hold_every_server_of_a_pooler",
+    ),
+    Safeguard(
+        "a 500 is no proof that a call was not done",
+        "gateway/worker/effects.py",
+        "    return _status(error) in NOT_DONE_STATUSES\n",
+        "    return _status(error) is not None\n",
+        "tests/unit/test_outcome.py::test_every_error_status_has_one_outcome",
+    ),
+    Safeguard(
+        "a call that was refused is made again by the next run",
+        "gateway/worker/effects.py",
+        "        is_released = await release_effect(self._ledger, self._lease, of, begun)\n",
+        "        is_released = False\n",
+        "tests/integration/test_effects.py::"
+        "test_a_request_that_was_refused_is_retried_and_after_that_a_dead_letter",
+    ),
+    Safeguard(
+        "orders for all include effects of a time before the clock was set back",
+        "gateway/ledger/sql/workers.sql",
+        "set unknown_at = now() where status = 'unknown' and unknown_at > now()\n",
+        "set calls = calls where false\n",
+        "tests/integration/test_effects.py::"
+        "test_orders_for_all_include_those_of_a_time_before_the_clock_was_set_back",
+    ),
+    Safeguard(
+        "a refusal that the handler caught does not hide an earlier call",
+        "gateway/worker/effects.py",
+        "        if is_released and not begun.is_ordered:\n"
+        "            self._open.discard(of.name)\n",
+        "        self._open.discard(of.name)\n",
+        "tests/integration/test_once.py::"
+        "test_a_caught_refusal_does_not_hide_an_earlier_call_of_unknown_outcome",
+    ),
+    Safeguard(
+        "an effect of an earlier run is listed if the last run does not ask for it",
+        "gateway/worker/context.py",
+        "    elif lease.run > 1 or not (effects is None or effects.is_settled):\n",
+        "    elif not (effects is None or effects.is_settled):\n",
+        "tests/integration/test_once.py::"
+        "test_an_effect_that_a_later_run_does_not_ask_for_is_listed_as_unknown[]",
+    ),
+    Safeguard(
+        "an effect of an earlier run is listed in the transaction of the last run",
+        "gateway/worker/execution.py",
+        "                    await mark_effects(self._context)\n",
+        "                    pass\n",
+        "tests/integration/test_once.py::"
+        "test_an_effect_that_a_later_run_does_not_ask_for_is_listed_as_unknown[select 1]",
+    ),
+    Safeguard(
+        "an effect of a delivery that was skipped is listed",
+        "gateway/worker/execution.py",
+        "            error = await self._mark_effects() or error\n",
+        "            pass\n",
+        "tests/integration/test_order.py::"
+        "test_a_skipped_delivery_lists_the_effect_that_it_leaves_unknown",
+    ),
+    Safeguard(
+        "a retry of effects is ordered for those of unknown outcome only",
         "gateway/ledger/sql/effects.sql",
         "    where e.delivery_id = k.delivery_id and e.name = k.name and e.status = 'unknown'\n",
         "    where e.delivery_id = k.delivery_id\n",
         "tests/integration/test_effects.py::test_a_retry_makes_only_the_unknown_effect_again",
     ),
     Safeguard(
+        "a retry that was ordered is made also by a handler that skips",
+        "gateway/ledger/sql/effects.sql",
+        "where ($4 or e.status = 'begun' and e.unknown_at is not null) and",
+        "where $4 and",
+        "tests/integration/test_effects.py::test_receipts_survive_an_outage_of_the_mail_api",
+    ),
+    Safeguard(
+        "a retry that no run has made is listed again",
+        "gateway/ledger/sql/effects.sql",
+        "), ordered as (\n    update gateway.effects e set status = 'begun'\n    from kept k\n",
+        "), ordered as (\n    delete from gateway.effects e\n    using kept k\n",
+        "tests/integration/test_effects.py::"
+        "test_a_retry_for_which_the_handler_does_not_ask_any_more_is_listed_again",
+    ),
+    Safeguard(
+        "a retry that was refused does not forget the call before it",
+        "gateway/ledger/sql/effects.sql",
+        "    set calls = calls - 1, error = $9, unknown_at = now()\n    where $8 and",
+        "    set calls = calls - 1, error = $9, unknown_at = now()\n    where false and",
+        "tests/integration/test_effects.py::"
+        "test_an_ordered_call_that_is_refused_is_made_again_by_the_next_run",
+    ),
+    Safeguard(
+        "a retry whose delivery is discarded is listed again",
+        "gateway/ledger/sql/orders.sql",
+        "d.id and e.status = 'begun' and e.unknown_at is not null\n",
+        "d.id and false\n",
+        "tests/integration/test_effects.py::"
+        "test_a_retry_whose_delivery_is_discarded_is_listed_again",
+    ),
+    Safeguard(
+        "a refused retry that an event made for another one is listed if its error is caught",
+        "gateway/worker/effects.py",
+        "        if is_released and not begun.is_ordered:\n",
+        "        if is_released:\n",
+        "tests/integration/test_once_per_thing.py::"
+        "test_a_refused_call_that_was_ordered_for_another_event_is_listed_if_its_error_is_caught",
+    ),
+    Safeguard(
         "a replay never makes an effect again that was done",
         "gateway/ledger/sql/bulk.sql",
-        "    where $6 and e.delivery_id = r.id and e.status <> 'done'\n",
-        "    where $6 and e.delivery_id = r.id\n",
+        "      and (e.status = 'unknown' or e.status = 'begun' and e.unknown_at is null)\n",
+        "",
         "tests/integration/test_effects.py::"
         "test_a_replay_of_dead_letters_keeps_or_retries_effects_of_unknown_outcome",
     ),
@@ -818,8 +962,125 @@ SAFEGUARDS: Final = (
         "tests/integration/test_flow_faults.py::test_a_run_without_its_lease_begins_nothing",
     ),
     Safeguard(
+        "a key has one call at a time",
+        "gateway/ledger/effects.py",
+        ' or (holder != mine and row["is_running"] and row["status"] == "begun")',
+        "",
+        "tests/integration/test_once_per_thing.py::"
+        "test_of_two_at_the_same_time_one_calls_and_the_other_waits_for_its_result",
+    ),
+    Safeguard(
+        "a key is reserved under a lease",
+        "gateway/ledger/sql/effects.sql",
+        "where id = $4 and lease_token = $5 for share",
+        "where id = $4 for share",
+        "tests/integration/test_once_per_thing.py::test_a_run_without_its_lease_reserves_nothing",
+    ),
+    Safeguard(
+        "a delivery that another one took an effect from cannot finish it",
+        "gateway/ledger/sql/effects.sql",
+        "made_by = $1, token = $2, error = null",
+        "made_by = $1, error = null",
+        "tests/integration/test_once_per_thing.py::"
+        "test_a_call_that_another_event_took_over_cannot_be_kept_by_the_first",
+    ),
+    Safeguard(
+        "a refusal does not undo an earlier call of another event that ended unknown",
+        "gateway/ledger/sql/effects.sql",
+        "$8::integer + case when $7 then 1 else 0 end",
+        "1",
+        "tests/integration/test_once_per_thing.py::"
+        "test_a_refusal_after_a_call_of_another_event_that_ended_unknown_proves_nothing",
+    ),
+    Safeguard(
+        "a call that was not done gives its key back",
+        "gateway/ledger/sql/effects.sql",
+        "      and o.delivery_id = r.delivery_id\n",
+        "      and false\n",
+        "tests/integration/test_once_per_thing.py::"
+        "test_a_call_that_was_refused_leaves_the_key_to_the_other_event",
+    ),
+    Safeguard(
+        "an effect whose delivery is gone is listed for the one that goes on without it",
+        "gateway/ledger/effects.py",
+        '    if again or row["status"] == "begun":\n',
+        "    if again:\n",
+        "tests/integration/test_once_per_thing.py::"
+        "test_what_a_discarded_delivery_may_have_called_is_listed_or_called_again",
+    ),
+    Safeguard(
+        "a key whose effect another one changes is not waited for",
+        "gateway/ledger/sql/effects.sql",
+        "order by key = $3\nlimit 1\nfor update skip locked;",
+        "order by key = $3\nlimit 1;",
+        "tests/integration/test_once_per_thing.py::"
+        "test_a_key_whose_effect_another_one_changes_is_not_waited_for",
+    ),
+    Safeguard(
+        "what was done for all events of a thing stays done when one is erased",
+        "gateway/ledger/sql/effects.sql",
+        "key in (gateway.erased($3), $6, gateway.erased($6)))\n    on conflict do nothing",
+        "false)\n    on conflict do nothing",
+        "tests/integration/test_once_per_thing.py::"
+        "test_what_was_done_for_an_erased_event_stays_done_and_nothing_of_it_is_left",
+    ),
+    Safeguard(
+        "an erasure during a reservation does not free the key",
+        "gateway/ledger/sql/effects.sql",
+        "order by key = $3\nlimit 1",
+        "order by key <> $3\nlimit 1",
+        "tests/integration/test_once_per_thing.py::"
+        "test_an_erasure_in_the_middle_of_a_reservation_does_not_free_the_key",
+    ),
+    Safeguard(
+        "an erasure takes the copies of a result",
+        "gateway/ledger/sql/erasure.sql",
+        "where made_by = any (array (select id from theirs))",
+        "where false",
+        "tests/integration/test_once_per_thing.py::"
+        "test_what_was_done_for_an_erased_event_stays_done_and_nothing_of_it_is_left",
+    ),
+    Safeguard(
+        "all events of a thing have one idempotency key",
+        "gateway/worker/idempotency.py",
+        "        key = scope.key\n",
+        "        pass\n",
+        "tests/integration/test_once_per_thing.py::"
+        "test_with_retry_the_next_event_calls_again_under_the_same_idempotency_key",
+    ),
+    Safeguard(
+        "a missing value is no key",
+        "gateway/worker/context.py",
+        "    if None in values:\n",
+        "    if False:\n",
+        "tests/integration/test_once_per_thing.py::test_what_is_no_key_is_not_taken_for_none",
+    ),
+    Safeguard(
+        "a redacted value is no key",
+        "gateway/worker/context.py",
+        "            await self._check_not_redacted(name, per)\n",
+        "            pass\n",
+        "tests/integration/test_once_per_thing.py::test_a_redacted_value_is_no_key",
+    ),
+    Safeguard(
+        "keys of several values are not the same because their texts are",
+        "gateway/config/registry/key_path.py",
+        "    return _as_text(list(texts))\n",
+        "    return _as_text(''.join(texts))\n",
+        "tests/unit/test_flow_options.py::"
+        "test_several_values_are_one_key_that_no_other_values_make",
+    ),
+    Safeguard(
+        "all events of a thing have one key per write to Stripe",
+        "gateway/worker/stripe_client.py",
+        "        writes = self._writes if scope is None else scope.writes\n",
+        "        writes = self._writes\n",
+        "tests/integration/test_stripe_client.py::"
+        "test_in_once_per_thing_writes_are_counted_from_one",
+    ),
+    Safeguard(
         "a key that was done is kept in the handler's own transaction",
-        "gateway/run/execution.py",
+        "gateway/worker/execution.py",
         "self._once_per.keep(self._transaction.run_own)",
         "self._once_per.keep(self._bench.ledger.fetchrow)",
         "tests/integration/test_flow_faults.py::"
@@ -827,14 +1088,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a job is published in the handler's own transaction",
-        "gateway/run/context.py",
+        "gateway/worker/context.py",
         'await self._transaction.run_own(QUERIES["publish"]',
         'await self._bench.ledger.fetchrow(QUERIES["publish"]',
         "tests/integration/test_publish.py::test_a_job_is_rolled_back_with_its_handler",
     ),
     Safeguard(
         "nothing is sent to a metadata service, whatever its name meant before",
-        "gateway/outbound/network.py",
+        "gateway/http/outbound.py",
         "            _refuse(refusal(address), str(address))\n",
         "            pass\n",
         "tests/integration/test_outbound.py::"
@@ -842,7 +1103,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the connection goes to the address that was checked",
-        "gateway/outbound/network.py",
+        "gateway/http/outbound.py",
         "                addresses = await self._checked(host, port)\n",
         "                await self._checked(host, port)\n"
         "                addresses = await self._resolve(host, port)\n",
@@ -857,7 +1118,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an alert that was told is remembered",
-        "gateway/alerts/rules.py",
+        "gateway/operations/alerts/rules.py",
         "    return abs(at - alert.told_at) >= wait\n",
         "    return True\n",
         "tests/integration/test_alerts.py::test_two_workers_at_once_tell_once",
@@ -894,7 +1155,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an order to reload that comes too soon is not forgotten",
-        "gateway/hangup.py",
+        "gateway/base/hangup.py",
         "            self._was_asked = True\n",
         "            self._was_asked = False\n",
         "tests/unit/test_hangup.py::"
@@ -902,14 +1163,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a child does not die of SIGHUP before it listens",
-        "gateway/hangup.py",
+        "gateway/base/hangup.py",
         "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n",
         "",
         "tests/unit/test_hangup.py::test_a_child_does_not_die_of_one_that_comes_before_it_listens",
     ),
     Safeguard(
         "a service cannot tell back the secret part of its own URL",
-        "gateway/routes/destinations.py",
+        "gateway/config/routes/destinations.py",
         "        yield from (part for part in parsed.path.split(",
         "        (part for part in parsed.path.split(",
         "tests/unit/test_forward.py::"
@@ -917,7 +1178,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a secret that still counts must be there",
-        "gateway/routes/config.py",
+        "gateway/config/routes/config.py",
         "            noted = [] if ref.has_expired(now) else problems\n",
         "            noted = [] if ref.expires_at is not None else problems\n",
         "tests/unit/test_routes.py::"
@@ -925,14 +1186,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a queue is closed to whoever has none of its tokens",
-        "gateway/receive/queue_door.py",
+        "gateway/receive/jobs.py",
         "        if borne is None:\n            return False\n",
         "        if borne is None:\n            return True\n",
         "tests/e2e/test_publish_api.py::test_without_its_token_a_queue_takes_nothing",
     ),
     Safeguard(
         "the key of a job with another payload is refused",
-        "gateway/receive/queue_door.py",
+        "gateway/receive/jobs.py",
         "        if claimed.conflict:\n",
         "        if not claimed:\n",
         "tests/e2e/test_publish_api.py::test_racers_with_one_key_and_different_payloads_one_wins",
@@ -953,7 +1214,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "jobs do not wait for long for a handler that holds a key",
-        "gateway/server.py",
+        "gateway/processes/serve.py",
         '"lock_timeout": "1s"',
         '"lock_timeout": "0"',
         "tests/e2e/test_publish.py::test_a_handler_that_holds_a_key_holds_up_no_webhook",
@@ -968,10 +1229,17 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a worker leases no further large body while it holds enough bytes",
-        "gateway/run/held_bytes.py",
+        "gateway/worker/limits.py",
         "large=self._limit - sum(self._held.values())",
         "large=2**62",
         "tests/e2e/test_worker_memory.py::test_leased_bytes_bound_the_memory_of_a_worker[hold]",
+    ),
+    Safeguard(
+        "a suspect that blocks its process does not hold up the other suspects",
+        "gateway/worker/isolated.py",
+        "        signal.setitimer(signal.ITIMER_REAL, stuck_s)\n",
+        "",
+        "tests/e2e/test_poison.py::test_a_suspect_that_blocks_its_process_dies_alone",
     ),
     Safeguard(
         "a suspect is leased by no worker with other deliveries in it",
@@ -990,14 +1258,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a graceful stop counts against no delivery, also if its handler does not stop",
-        "gateway/run/runner.py",
+        "gateway/worker/runner.py",
         "        await asyncio.gather(*(execution.hand_back() for execution in stubborn))\n",
         "",
         "tests/integration/test_run.py::test_a_handler_that_ignores_a_graceful_stop_is_handed_back",
     ),
     Safeguard(
         "an isolated worker leases nothing ahead of the suspect that it runs",
-        "gateway/worker.py",
+        "gateway/processes/work.py",
         "most_ahead=0 if self._is_isolated else settings.concurrency,",
         "most_ahead=settings.concurrency,",
         "tests/integration/test_suspects.py::"
@@ -1012,7 +1280,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what was leased ahead is begun soon, or handed back",
-        "gateway/run/runner.py",
+        "gateway/worker/runner.py",
         "        self._hand_back_late()\n        while",
         "        while",
         "tests/integration/test_pauses.py::"
@@ -1020,7 +1288,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an answer that was long on its way is not begun where it is paused",
-        "gateway/run/runner.py",
+        "gateway/worker/runner.py",
         "            leases = await self._without_paused(leases)\n",
         "",
         "tests/integration/test_pauses.py::"
@@ -1049,7 +1317,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a redacted field is not stored",
-        "gateway/ledger/making.py",
+        "gateway/ledger/make_claim.py",
         "        body=route.redacted(headers, body),\n",
         "        body=body,\n",
         "tests/integration/test_redact.py::"
@@ -1064,14 +1332,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a body whose fields cannot be found is not shown at all",
-        "gateway/redaction/redaction.py",
+        "gateway/privacy/redaction.py",
         "return Redacted(WHOLE, (), is_whole=True)",
         "return Redacted(body, ())",
         "tests/unit/test_redact.py::test_a_body_without_fields_is_not_shown_at_all",
     ),
     Safeguard(
         "an error does not quote a redacted field",
-        "gateway/run/policy.py",
+        "gateway/worker/policy.py",
         '" ".join(hide(_text(error)).split())',
         '" ".join(_text(error).split())',
         "tests/integration/test_redact.py::"
@@ -1079,7 +1347,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a body that nobody waits for does not keep its connection",
-        "gateway/receive/protocol.py",
+        "gateway/http/protocol.py",
         "        if is_unread and not self.transport.is_closing():",
         "        if not is_unread and self._is_over:",
         "tests/integration/test_slow_senders.py::"
@@ -1087,42 +1355,42 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a value too deep to be written has a key all the same",
-        "gateway/registry/key_path.py",
+        "gateway/config/registry/key_path.py",
         '        return b"".join(_pieces(value))\n',
         "        raise\n",
         "tests/unit/test_findings.py::test_the_key_of_a_value_too_deep_to_be_written_is_its_digest",
     ),
     Safeguard(
         "a header that comes twice is neither its first nor its last value",
-        "gateway/receive/door.py",
+        "gateway/receive/route_endpoint.py",
         "        return headers if len(headers) == len(pairs) else _joined(pairs)\n",
         "        return headers\n",
         "tests/e2e/test_shapes.py::test_what_github_says_once_is_refused_twice",
     ),
     Safeguard(
         "a compressed body is refused as such",
-        "gateway/receive/door.py",
+        "gateway/receive/route_endpoint.py",
         '    if content and content.lower() != "identity":\n',
         '    if content.lower() == "never":\n',
         "tests/e2e/test_shapes.py::test_a_refused_encoding_is_counted",
     ),
     Safeguard(
         "the answer to a bad request is not given to the one before it",
-        "gateway/receive/protocol.py",
+        "gateway/http/protocol.py",
         "        if self._is_answered:\n            self.transport.write(answer)\n",
         "        self.transport.write(answer)\n",
         "tests/e2e/test_shapes.py::test_a_good_request_before_a_bad_one_gets_its_own_answer",
     ),
     Safeguard(
         "nothing is parsed while a pipelined request waits",
-        "gateway/receive/protocol.py",
+        "gateway/http/protocol.py",
         "            if self.pipeline or self._parsed == len(self._received):\n",
         "            if self._parsed == len(self._received):\n",
         "tests/integration/test_slow_senders.py::test_of_thousands_in_one_piece_one_request_waits",
     ),
     Safeguard(
         "senders that retry are shed before the reserve is used",
-        "gateway/receive/admission.py",
+        "gateway/http/admission.py",
         "        if retries and self._retrying_requests >= self._max_retrying[0]:\n",
         "        if retries and self._retrying_requests >= self._max[0]:\n",
         "tests/e2e/test_overload.py::"
@@ -1130,14 +1398,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "slow bodies of senders that retry evict no others",
-        "gateway/receive/protocol.py",
+        "gateway/http/protocol.py",
         "self._arriving_reserved if path in self._reserved_paths else self._arriving\n",
         "self._arriving\n",
         "tests/e2e/test_overload.py::test_slow_bodies_for_stripe_do_not_evict_those_of_github",
     ),
     Safeguard(
         "a shed request of a sender that never retries is listed",
-        "gateway/receive/door.py",
+        "gateway/receive/route_endpoint.py",
         "        if not self._retries:\n",
         "        if self._retries:\n",
         "tests/e2e/test_overload.py::"
@@ -1145,14 +1413,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "pipelined requests count as in flight",
-        "gateway/receive/admission.py",
+        "gateway/http/admission.py",
         "        return self._entered + len(self._pipelining)\n",
         "        return self._entered\n",
         "tests/unit/test_admission.py::test_requests_that_wait_in_a_pipeline_are_in_flight",
     ),
     Safeguard(
         "pipelined requests give way to those that have their turn",
-        "gateway/receive/admission.py",
+        "gateway/http/admission.py",
         "        while self.requests >= self._max[0]:\n"
         "            if not self._pipelining.evict():\n",
         "        while self.requests >= self._max[0]:\n            if True:\n",
@@ -1160,21 +1428,21 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "unfinished heads are bounded over all connections",
-        "gateway/receive/protocol.py",
+        "gateway/http/protocol.py",
         "        self._state.heads.hold(self, self._head_bytes)\n",
         "",
         "tests/integration/test_slow_senders.py::test_unfinished_heads_are_bounded_over_all_connections",
     ),
     Safeguard(
         "trailers behind a large body are bounded",
-        "gateway/receive/protocol.py",
+        "gateway/http/protocol.py",
         " or self._framing_run > FRAMING_BYTES:\n",
         ":\n",
         "tests/integration/test_slow_senders.py::test_trailers_are_bounded_also_after_a_large_body",
     ),
     Safeguard(
         "a redacted field is in no column of its event",
-        "gateway/ledger/making.py",
+        "gateway/ledger/make_claim.py",
         "        envelope=route.stored(envelope),\n",
         "        envelope=envelope,\n",
         "tests/e2e/test_redact.py::test_no_column_spool_or_log_has_what_may_not_be_stored",
@@ -1196,7 +1464,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a batch is acknowledged once its bad item is kept",
-        "gateway/receive/endpoint.py",
+        "gateway/receive/webhook_endpoint.py",
         "            await self._keep_durably(self._remembering.keep_items, requests)\n",
         "            [self._remembering.keep(request) for request in requests]\n",
         "tests/e2e/test_batches.py::test_a_batch_is_not_acknowledged_before_its_bad_item_is_kept",
@@ -1225,28 +1493,28 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "forwarded headers are those of a trusted proxy",
-        "gateway/receive/address.py",
+        "gateway/http/client_address.py",
         "        if peer is None or not peer.is_proxy:\n",
         "        if peer is None:\n",
         "tests/unit/test_client_address.py::test_a_stranger_is_who_it_is_whatever_it_says",
     ),
     Safeguard(
         "an open quote of a stranger swallows nothing of what a proxy adds",
-        "gateway/receive/forwarded.py",
+        "gateway/http/client_address.py",
         '        if match is None:\n            return [""]\n',
         "        if match is None:\n            return values\n",
         "tests/unit/test_client_address.py::test_what_cannot_be_read_to_its_end_is_the_peer",
     ),
     Safeguard(
         "a route with a list takes from nowhere else",
-        "gateway/receive/door.py",
+        "gateway/receive/route_endpoint.py",
         "                await self._turn_away_others(scope, receive)\n",
         "",
         "tests/e2e/test_request_limits.py::test_a_listed_address_is_let_in_and_no_other",
     ),
     Safeguard(
         "a verified sender is looked at, whatever comes from its address",
-        "gateway/receive/limits.py",
+        "gateway/http/limits.py",
         "client is None or self._is_known(client.group) or",
         "client is None or",
         "tests/e2e/test_request_limits.py::"
@@ -1254,7 +1522,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "only verified events count against the limit",
-        "gateway/receive/endpoint.py",
+        "gateway/receive/webhook_endpoint.py",
         "        received_at = datetime.now(UTC)\n",
         "        received_at = datetime.now(UTC)\n        self._gate.take()\n",
         "tests/e2e/test_request_limits.py::"
@@ -1262,7 +1530,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the addresses that are remembered are bounded",
-        "gateway/receive/limits.py",
+        "gateway/http/limits.py",
         "        if len(self._until) > MOST_ADDRESSES:\n"
         "            self._until.popitem(last=False)\n",
         "",
@@ -1307,28 +1575,28 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a request to a queue without any token is no guess",
-        "gateway/receive/door.py",
+        "gateway/receive/route_endpoint.py",
         '    if "authorization" in headers:\n',
         "    if True:\n",
         "tests/e2e/test_guessing.py::test_a_request_without_any_token_is_no_guess",
     ),
     Safeguard(
         "a login without any token is no guess",
-        "gateway/console/entrance.py",
-        "            if token:  # a form without one is no guess\n",
+        "gateway/console/login.py",
+        "            if token:  # a form without a token is not a guess\n",
         "            if True:\n",
         "tests/e2e/test_guessing.py::test_a_login_without_any_token_is_no_guess",
     ),
     Safeguard(
         "the token of a route is limited apart from signatures",
-        "gateway/receive/gate.py",
+        "gateway/receive/access.py",
         '("token", route.name) if has_token else "signatures"',
         '"signatures"',
         "tests/e2e/test_guessing.py::test_a_credential_does_not_excuse_guesses_at_another_one",
     ),
     Safeguard(
         "a token is not compared without limit because its sender never retries",
-        "gateway/receive/gate.py",
+        "gateway/receive/access.py",
         "        self._takes_small = not provider.retries and not has_token\n",
         "        self._takes_small = not provider.retries\n",
         "tests/unit/test_request_limits.py::"
@@ -1336,14 +1604,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "guesses at a verify_token are limited apart from webhooks",
-        "gateway/receive/gate.py",
+        "gateway/receive/access.py",
         'else limiters.of(("verify_token", route.name))\n',
         "else self.limiter\n",
         "tests/e2e/test_guessing.py::test_a_credential_does_not_excuse_guesses_at_another_one",
     ),
     Safeguard(
         "a worker whose event loop is stuck says so",
-        "gateway/run/vitals.py",
+        "gateway/worker/runner.py",
         "        if self.pulse.silent_s > self._lease_s:",
         "        if self.pulse.silent_s > self._lease_s * 1000:",
         "tests/e2e/test_worker_port.py::"
@@ -1351,7 +1619,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the metrics of a worker want a token, too",
-        "gateway/worker.py",
+        "gateway/processes/work.py",
         "                guard=metrics_guard(settings, guard),\n",
         "                guard=lambda _: None,\n",
         "tests/e2e/test_worker_port.py::"
@@ -1359,7 +1627,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "however many scrape, the ledger is looked into every few seconds",
-        "gateway/metrics/asking.py",
+        "gateway/telemetry/metrics.py",
         "            if self._clock() - self._asked_at < ASK_EVERY_S:\n                return\n",
         "",
         "tests/unit/test_metrics.py::test_a_question_is_asked_once_however_many_want_to_know",
@@ -1373,7 +1641,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a delivery that dies with its last worker is counted as dead",
-        "gateway/sweep/sweeper.py",
+        "gateway/worker/sweeper.py",
         "Outcome.LOST, is_dead=is_dead)",
         "Outcome.LOST)",
         "tests/integration/test_metrics.py::test_a_lease_that_is_taken_back_is_a_near_miss",
@@ -1466,7 +1734,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the header of a shared token is not stored",
-        "gateway/ledger/making.py",
+        "gateway/ledger/make_claim.py",
         "    credentials = route.provider.credentials\n",
         "    credentials = frozenset[str]()\n",
         "tests/e2e/test_any_sender.py::"
@@ -1499,7 +1767,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a handshake without a secret earns no trust",
-        "gateway/receive/door.py",
+        "gateway/receive/route_endpoint.py",
         "                if answer.is_to_stranger:\n",
         "                if False:\n",
         "tests/e2e/test_request_limits.py::test_a_handshake_that_anybody_can_sign_earns_no_trust",
@@ -1534,7 +1802,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what is sealed belongs to its row",
-        "gateway/sealing.py",
+        "gateway/privacy/encryption.py",
         '    return b"".join(_LENGTH.pack(len(part)) + part for part in raw)\n',
         '    return b""\n',
         "tests/integration/test_encryption.py"
@@ -1542,23 +1810,71 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an event of an encrypted route is sealed before it is kept anywhere",
-        "gateway/ledger/making.py",
-        "    return vault.seal_claim(claim) if route.encrypt else claim\n",
-        "    return claim\n",
+        "gateway/ledger/encryption.py",
+        "        return self.encryption.seal_claim(claim)\n",
+        "        return claim\n",
         "tests/e2e/test_privacy.py::test_nothing_of_an_encrypted_route_can_be_read_anywhere",
     ),
     Safeguard(
+        "an event of an encrypted route is encrypted in the spool",
+        "gateway/receive/spool/spool.py",
+        "encode(self._encryption.seal_for_disk(claim))",
+        "encode(claim)",
+        "tests/integration/test_names.py"
+        "::test_a_spooled_event_is_claimed_under_the_identity_that_only_the_ledger_knows",
+    ),
+    Safeguard(
+        "an event from the spool is claimed under its identity",
+        "gateway/ledger/encryption.py",
+        "            claim = self._identified(claim)\n",
+        "            pass\n",
+        "tests/integration/test_names.py"
+        "::test_a_spooled_event_is_claimed_under_the_identity_that_only_the_ledger_knows",
+    ),
+    Safeguard(
+        "what was encrypted in the spool is encrypted in the ledger",
+        "gateway/ledger/encryption.py",
+        "not (claim.encrypt or claim.route in self.routes)",
+        "claim.route not in self.routes",
+        "tests/integration/test_names.py"
+        "::test_what_was_encrypted_on_the_disk_stays_so_when_its_route_is_gone",
+    ),
+    Safeguard(
+        "a renamed handler goes on under its identity",
+        "gateway/processes/work.py",
+        "        self._project = project = self._project.identified(names)\n",
+        "        project = self._project\n",
+        "tests/integration/test_names.py"
+        "::test_a_replay_under_the_new_name_has_the_old_keys_and_effects",
+    ),
+    Safeguard(
+        "two names with a history are not merged",
+        "gateway/ledger/names.py",
+        "        if len(found) > 1:\n",
+        "        if False:\n",
+        "tests/integration/test_names.py::test_two_names_that_both_have_a_history_are_refused",
+    ),
+    Safeguard(
+        "a backfill does not run what a renamed handler has done",
+        "gateway/operations/bulk.py",
+        "    if gone:\n",
+        "    if False:\n",
+        "tests/integration/test_names.py"
+        "::test_a_backfill_after_a_rename_without_formerly_is_refused",
+    ),
+    Safeguard(
         "errors of encrypted routes do not quote their payloads",
-        "gateway/run/execution.py",
-        "conceal(await self._judge(error, hide), error, self.lease, self._bench.vault)",
+        "gateway/worker/execution.py",
+        "conceal(\n            await self._judge(error, hide), error, self.lease, self._bench."
+        "encryption\n        )",
         "await self._judge(error, hide)",
         "tests/integration/test_encryption.py"
         "::test_errors_keep_their_class_and_place_and_their_text_is_sealed",
     ),
     Safeguard(
         "a job of an encrypted queue is sealed",
-        "gateway/run/publish.py",
-        "        return self._vault.seal_claim(job)\n",
+        "gateway/worker/publish.py",
+        "        return self._encryption.seal_claim(job)\n",
         "        return job\n",
         "tests/integration/test_encryption.py"
         "::test_jobs_of_an_encrypted_queue_are_sealed_with_their_keys",
@@ -1566,14 +1882,14 @@ SAFEGUARDS: Final = (
     Safeguard(
         "results of once are sealed",
         "gateway/ledger/effects.py",
-        "    if lease.event.route in vault.routes:\n",
-        "    if False:\n",
+        "    if lease.event.route not in encryption.routes:\n",
+        "    if True:\n",
         "tests/integration/test_encryption.py"
         "::test_results_of_once_are_sealed_and_returned_to_a_rerun",
     ),
     Safeguard(
         "without its key a delivery waits, and is not given up",
-        "gateway/run/execution.py",
+        "gateway/worker/execution.py",
         "        if isinstance(error, KeyMissing):\n",
         "        if False:\n",
         "tests/integration/test_encryption.py"
@@ -1581,7 +1897,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "who is shown what is encrypted is on record",
-        "gateway/operate/reveal.py",
+        "gateway/operations/encryption.py",
         "    if sealed:\n",
         "    if not sealed:\n",
         "tests/integration/test_encryption.py::test_a_reveal_is_on_record_and_a_look_shows_nothing",
@@ -1596,15 +1912,15 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what was done once per key stays done when its route is encrypted",
-        "gateway/run/once_per.py",
-        "        former = None if kept == key else key  # of before the route was encrypted\n",
+        "gateway/worker/publish.py",
+        "        former = None if kept == key else key  # the key before the route was encrypted\n",
         "        former = None\n",
         "tests/integration/test_encryption.py"
         "::test_what_was_done_once_per_key_before_a_route_was_encrypted_stays_done",
     ),
     Safeguard(
         "a release verifies again in full",
-        "gateway/operate/release.py",
+        "gateway/operations/release.py",
         "to_thread(reading.read, ",
         "to_thread(reading.read_unverified, ",
         "tests/integration/test_rejected.py::"
@@ -1612,7 +1928,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a release verifies as of when the request came",
-        "gateway/operate/release.py",
+        "gateway/operations/release.py",
         'reading.read, incoming, row["at"])',
         "reading.read, incoming, datetime.now(UTC))",
         "tests/integration/test_rejected.py::test_a_release_keeps_the_time_when_it_came",
@@ -1626,7 +1942,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what may have been accepted and forgotten is not released",
-        "gateway/operate/release.py",
+        "gateway/operations/release.py",
         "if age > route.retention.key - route.provider.redelivery and not is_known:",
         "if False:",
         "tests/integration/test_rejected.py::"
@@ -1658,7 +1974,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "what was refused by an encrypted route is sealed",
         "gateway/receive/recorder.py",
-        "        return seal_row(row, self._vault) if is_secret else row\n",
+        "        return seal_row(row, self._encryption) if is_secret else row\n",
         "        return row\n",
         "tests/integration/test_rejected.py::"
         "test_of_an_encrypted_route_nothing_is_kept_in_plain_text",
@@ -1702,21 +2018,21 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "no body in the spool can hold a record",
-        "gateway/spool/record.py",
+        "gateway/receive/spool/file.py",
         "    body = b64encode(claim.body) if MAGIC in claim.body else claim.body\n",
         "    body = claim.body\n",
         "tests/unit/test_spool_records.py::test_no_body_can_hold_a_record",
     ),
     Safeguard(
         "what is not enforced is so in development only",
-        "gateway/server.py",
+        "gateway/processes/serve.py",
         "    if project.settings.dev_secrets is None:\n",
         "    if False:\n",
         "tests/e2e/test_rejected.py::test_in_production_enforce_false_is_ignored_and_said_loudly",
     ),
     Safeguard(
         "signed JSON cannot be passed off as a form",
-        "gateway/model.py",
+        "gateway/base/model.py",
         "    return _JSON.match(body) is None\n",
         "    return True\n",
         "tests/unit/test_schemes.py::test_signed_json_cannot_be_passed_off_as_a_form",
@@ -1766,7 +2082,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what is erased is in no cause",
-        "gateway/operate/erase.py",
+        "gateway/operations/retention.py",
         "    await forget_causes(ledger)\n",
         "",
         "tests/integration/test_causes.py::test_what_is_erased_is_in_no_cause_either",
@@ -1781,7 +2097,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a listing goes on where its walk came to an end",
-        "gateway/operate/inspect.py",
+        "gateway/operations/inspect.py",
         '[k for k in keys if not k["is_match"]]',
         "[]",
         "tests/integration/test_listings.py::"
@@ -1789,7 +2105,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a full page ends with its last key",
-        "gateway/operate/inspect.py",
+        "gateway/operations/inspect.py",
         "matching[-1:] if len(matching) == limit else ",
         "",
         "tests/integration/test_listings.py::"
@@ -1856,7 +2172,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "systemd hears again and again that the event loop turns",
-        "gateway/notify.py",
+        "gateway/processes/systemd.py",
         "        asyncio.get_running_loop().call_later(self._within_s / BEATS, self._beat)\n",
         "",
         "tests/unit/test_notify.py::test_it_says_so_again_and_again_where_it_is_watched",
@@ -1913,7 +2229,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console's tree is escaped",
-        "gateway/console/tree.py",
+        "gateway/console/event_view.py",
         "    return str(escape(cut))\n",
         "    return cut\n",
         "tests/unit/test_console.py::test_a_tree_folds_and_shows_everything_as_text",
@@ -1927,7 +2243,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console's sessions are signed",
-        "gateway/console/access.py",
+        "gateway/console/sessions.py",
         '        if not hmac.compare_digest(self._sign("session", body), signature):\n'
         "            return None\n",
         "",
@@ -1935,7 +2251,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console's sessions end",
-        "gateway/console/access.py",
+        "gateway/console/sessions.py",
         "        if until < self._clock() or role not in self._tokens:\n",
         "        if role not in self._tokens:\n",
         "tests/unit/test_console.py::test_a_session_ends_in_time_and_with_its_token",
@@ -1950,14 +2266,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console compares tokens in constant time",
-        "gateway/console/access.py",
+        "gateway/console/sessions.py",
         "            if hmac.compare_digest(_hashed(given), _hashed(secret.reveal())):\n",
         "            if given == secret.reveal():\n",
         "tests/unit/test_console.py::test_tokens_are_compared_in_constant_time",
     ),
     Safeguard(
         "the console slows down who guesses",
-        "gateway/console/entrance.py",
+        "gateway/console/login.py",
         "            self._patience.failed(address)\n",
         "            pass\n",
         "tests/unit/test_console_entrance.py::"
@@ -1965,7 +2281,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console slows down a client, and not all behind its proxy",
-        "gateway/console/entrance.py",
+        "gateway/console/login.py",
         "        client = self._addresses.of(request.scope)\n",
         "        client = self._addresses._peer(request.scope)\n",
         "tests/unit/test_console_entrance.py::"
@@ -1973,7 +2289,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console locks nobody out behind a proxy without a name",
-        "gateway/console/entrance.py",
+        "gateway/console/login.py",
         " or self._addresses.is_masked(request.scope)",
         "",
         "tests/unit/test_console_entrance.py::"
@@ -1981,7 +2297,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console's known browsers do not wait for their neighbours",
-        "gateway/console/entrance.py",
+        "gateway/console/login.py",
         "        if browser is not None:\n            return browser\n",
         "",
         "tests/unit/test_console_entrance.py::"
@@ -2003,14 +2319,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console leads nowhere else",
-        "gateway/console/visit.py",
+        "gateway/console/request.py",
         ' or not path.startswith(f"{PREFIX}/")',
         "",
         "tests/unit/test_console.py::test_no_link_leads_elsewhere",
     ),
     Safeguard(
         "a reader guesses no faster for logging in",
-        "gateway/console/entrance.py",
+        "gateway/console/login.py",
         "        if visitor.role is self._access.highest:\n",
         "        if True:\n",
         "tests/unit/test_console_entrance.py::"
@@ -2034,14 +2350,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console's trees are bounded",
-        "gateway/console/tree.py",
+        "gateway/console/event_view.py",
         "    more = len(text) - LONGEST_TEXT\n",
         "    more = 0\n",
         "tests/unit/test_console.py::test_no_single_value_makes_a_tree_that_is_too_large",
     ),
     Safeguard(
         "a replay by event id leaves handlers alone that are done if another one is dead",
-        "gateway/cli/targets.py",
+        "gateway/cli/asking.py",
         "            if has_dead and delivery",
         "            if False and delivery",
         "tests/e2e/test_cli.py::test_replay_takes_an_event_id",
@@ -2055,10 +2371,40 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a pasted curl command names no file of who pastes it",
-        "gateway/console/curl.py",
+        "gateway/console/event_view.py",
         "  --data-raw ",
         "  --data-binary ",
         "tests/unit/test_console.py::test_a_curl_command_carries_the_exact_bytes_to_any_shell",
+    ),
+    Safeguard(
+        "a rehearsal refuses drivers that connect in C, with the handler's line",
+        "gateway/testing/drivers.py",
+        '    _replace(generators, "connect", check)\n',
+        "    pass\n",
+        "tests/e2e/test_nothing_leaves.py::test_drivers_in_c_write_no_row_and_are_findings",
+    ),
+    Safeguard(
+        "the kernel refuses what a rehearsed handler connects to by any library",
+        "gateway/testing/rehearse/confinement.py",
+        "goes_on else (-ECONNREFUSED, 0)",
+        "goes_on else (0, CONTINUE)",
+        "tests/e2e/test_nothing_leaves.py::"
+        "test_a_library_that_nothing_knows_of_is_refused_by_the_kernel",
+    ),
+    Safeguard(
+        "a handler in a test connects to no real server",
+        "gateway/testing/connections.py",
+        "        with guarding(self._guard):\n            yield\n",
+        "        yield\n",
+        "tests/integration/test_testing_connections.py::"
+        "test_a_handler_that_connects_fails_its_test_with_its_line_and_what_to_do",
+    ),
+    Safeguard(
+        "a rehearsal from which something may have got out does not pass",
+        "gateway/cli/rehearsed.py",
+        "fine and not report.unguarded for",
+        "fine for",
+        "tests/unit/test_rehearse_guard.py::test_what_could_not_be_guarded_is_named_and_does_not_pass",
     ),
 )
 

@@ -1,1 +1,1 @@
-"""What people can ask and order: one table of operations, over HTTP or in the same process."""
+"""The table of operations on a gateway, for use over HTTP or in the same process."""

@@ -1,4 +1,4 @@
-"""The operations over HTTP: token, parameters, answer."""
+"""The operations over HTTP: authentication, parameters, response."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api.office import Office
 from gateway.api.openapi import describe_api
-from gateway.api.operation import PREFIX, Operation, Params
-from gateway.errors import (
+from gateway.api.operation import PREFIX, Operation, OperationContext, Params
+from gateway.base.errors import (
     BadRequest,
     CommandFailed,
     ConfigInvalid,
@@ -27,22 +26,22 @@ from gateway.errors import (
     StorageUnavailable,
     TransitionRefused,
 )
+from gateway.base.problems import one_of, refusals
+from gateway.base.secrets import Secret, is_borne
 from gateway.ledger.connection import TROUBLE, describe
-from gateway.notation.problems import one_of, refusals
 from gateway.receive.answers import RETRY_AFTER_S
 from gateway.receive.guard import TokenGuard
-from gateway.secrets import Secret, is_borne
 
 LARGEST_BODY: Final = 256 * 1024
 """More than any body that the document allows, with each character as two \\uXXXX escapes."""
 LATER: Final = {"retry-after": "5"}
 CLOSING: Final = {"connection": "close"}
-"""The body, if there is one, was not read."""
+"""The connection is closed, because a request body may not have been read."""
 BODY_WITHIN_S: Final = 10.0
 ANSWER_WITHIN_S: Final = 45.0
-"""Longer than any statement may take: also those who wait for a connection are answered."""
+"""Longer than any statement may take. It also bounds the wait for a connection."""
 MOST_TOLD: Final = 5
-"""Of what is wrong with the parameters: looking for what was meant takes its time."""
+"""Limit on reported parameter errors, because suggestions for misspelled names take time."""
 ACTOR_HEADER: Final = "gateway-actor"
 LONGEST_ACTOR: Final = 100
 
@@ -50,11 +49,11 @@ log = structlog.get_logger("gateway.api")
 
 
 class TooMuch(Exception):
-    """More was sent than any operation takes."""
+    """The body is larger than any operation accepts."""
 
 
 class TooSlow(Exception):
-    """The body did not come."""
+    """The body did not arrive in time."""
 
 
 def routes(
@@ -63,10 +62,13 @@ def routes(
     token: Secret | None,
     read_token: Secret | None = None,
     guard: TokenGuard,
-    open_office: Callable[[str], Office],
+    open_office: Callable[[str], OperationContext],
     queues: Sequence[str] = (),
 ) -> list[BaseRoute]:
-    """All operations behind the token, with the document that describes them and the queues."""
+    """Return the routes of all operations and of the OpenAPI document, behind the token.
+
+    The document also describes the queues.
+    """
     operations = tuple(operations)
     by_path: dict[str, dict[str, Operation[Any, Any]]] = {}
     for operation in operations:
@@ -83,7 +85,7 @@ def routes(
 
 
 class _Guarded:
-    """Asks for the token before anything else: strangers learn nothing of what there is."""
+    """Checks the token before anything else, so that others cannot learn which paths exist."""
 
     def __init__(
         self,
@@ -107,13 +109,13 @@ class _Guarded:
             await app(scope, receive, send)
 
     def _may(self, request: Request) -> bool:
-        """Who has only the token for reading orders nothing."""
+        """Whether the token permits the request: the read token only permits GET and HEAD."""
         is_read = request.method in ("GET", "HEAD")
         return is_read or is_borne(request.headers.get("authorization", ""), self._ordering)
 
 
 class _Document:
-    """What describes the others."""
+    """Serves the OpenAPI document."""
 
     def __init__(self, document: bytes) -> None:
         self._answer = Response(document, media_type="application/json")
@@ -135,7 +137,7 @@ class _Endpoint:
     def __init__(
         self,
         methods: dict[str, Operation[Any, Any]],
-        open_office: Callable[[str], Office],
+        open_office: Callable[[str], OperationContext],
     ) -> None:
         self._methods = methods
         self._open_office = open_office
@@ -165,7 +167,7 @@ class _Endpoint:
     ) -> Response:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                result = await operation.run(self._open_office(actor), params)
+                result = await operation.perform(self._open_office(actor), params)
         except BadRequest as refused:
             return error(400, "BAD_REQUEST", str(refused))
         except NotFound as failed:
@@ -243,7 +245,7 @@ def _other_method(methods: Iterable[str]) -> Response:
 
 
 def _actor(request: Request) -> str:
-    """Whoever has the token may say for whom he acts."""
+    """Return the actor for the audit log. A caller with the token may name a person."""
     name = request.headers.get(ACTOR_HEADER, "")
     if 0 < len(name) <= LONGEST_ACTOR and name.isprintable():
         return f"{name} (api)"
@@ -253,7 +255,7 @@ def _actor(request: Request) -> str:
 def error(
     status: int, code: str, detail: str, *, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """What every refusal looks like."""
+    """Build the response for an error. All errors have this form."""
     return JSONResponse({"error": code, "detail": detail}, status, headers)
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of operations."""
+"""The OpenAPI document, generated from the table of operations."""
 
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from gateway.api.jobs import SECURITY as QUEUE_TOKEN
+from gateway.api.jobs import describe_queues
 from gateway.api.operation import PREFIX, Operation
-from gateway.api.queues import SECURITY as QUEUE_TOKEN
-from gateway.api.queues import describe_queues
 
 COMPONENTS: Final = "#/components/schemas/{model}"
 ERROR: Final = {
@@ -35,7 +35,7 @@ REFUSALS: Final = {
 def describe_api(
     operations: Iterable[Operation[Any, Any]], queues: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The whole document: the operations, and the queues that take jobs over HTTP."""
+    """Return the document with the operations, and the queues that accept jobs over HTTP."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:

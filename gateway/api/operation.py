@@ -1,22 +1,126 @@
-"""An operation: what it is called, what it takes, what it answers, and what carries it out."""
+"""The context of operations in a process that has access to the ledger."""
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, Generic, TypeVar
 
+import asyncpg
+import structlog
 from pydantic import BaseModel, ConfigDict
 
-from gateway.api.office import Office
+from gateway.base.errors import ConfigInvalid
+from gateway.base.names import NO_NAMES, NameKind, Names
+from gateway.config.project import Project, load_keys, load_project
+from gateway.config.routes import Config, load_config
+from gateway.config.settings import Settings
+from gateway.ledger.connection import Connection, Executor, Pooled
+from gateway.ledger.encryption import EncryptionKeys, vault_of
+from gateway.ledger.names import load_names
+from gateway.operations.inspect import UNREADABLE, find_redaction, redact_event
+
+log = structlog.get_logger("gateway.api")
+
+
+class BackgroundTasks:
+    """Work that continues after the response to its request."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.turn = asyncio.Lock()
+        """Background work shares one connection. The other connections are for requests."""
+
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Cancel all background work. It can be resumed later."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background_work_failed", work=task.get_name(), error=str(error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationContext:
+    """The dependencies of operations."""
+
+    settings: Settings
+    ledger: Executor
+    actor: str
+    """The name for the audit log."""
+    wake: Callable[[Sequence[int]], Awaitable[None]]
+    """Wake workers for deliveries that are due."""
+    background: BackgroundTasks | None = None
+    """Runs long operations. None if the caller runs them itself."""
+    loaded: Project | None = field(default=None)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Connection | Pooled]:
+        """Acquire one connection, for work in a transaction."""
+        if isinstance(self.ledger, asyncpg.Pool):
+            async with self.ledger.acquire() as connection:
+                yield connection
+        else:
+            yield self.ledger
+
+    async def read_names(self) -> Names:
+        """Return the renamed routes and handlers in the ledger. They are read only once."""
+        if "names" not in self.__dict__:
+            self.__dict__["names"] = await load_names(self.ledger)
+        return self.names
+
+    @cached_property
+    def names(self) -> Names:
+        """The names if they have been read, or else none."""
+        return NO_NAMES
+
+    @cached_property
+    def project(self) -> Project:
+        """The routes and handlers, loaded on first use. Raises ConfigInvalid."""
+        return (self.loaded or load_project(self.settings)).identified(self.names)
+
+    @cached_property
+    def config(self) -> Config:
+        """The routes without their handlers. Raises ConfigInvalid."""
+        config = self.loaded.config if self.loaded else load_config(self.settings.config)
+        return config.identified(self.names)
+
+    def shown(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Return the event with redaction applied."""
+        try:
+            redaction = find_redaction(self.config, event["route"])
+        except ConfigInvalid:
+            return redact_event(event, UNREADABLE)
+        return redact_event(event, redaction)
+
+    @cached_property
+    def encryption(self) -> EncryptionKeys:
+        """The keys of encrypted routes, loaded on first use. Raises ConfigInvalid."""
+        ring = self.loaded.ring if self.loaded else load_keys(self.settings, self.config)
+        return vault_of(self.config, ring)
+
 
 PREFIX = "/api/v1"
 
 
 class Params(BaseModel):
-    """What an operation takes. Unknown names are refused."""
+    """The parameters of an operation. Unknown names are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+
+NAMED: Final = {"route": NameKind.ROUTE, "to_route": NameKind.ROUTE, "handler": NameKind.HANDLER}
+"""Parameters that hold names of routes or handlers."""
 
 P = TypeVar("P", bound=Params)
 R = TypeVar("R")
@@ -24,25 +128,42 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(Generic[P, R]):
-    """One row of the API, and what the command of the same name does."""
+    """An operation of the Admin API, used by the command of the same name."""
 
     name: str
     method: str
     path: str
-    """Under the prefix; `{name}` are parameters."""
+    """The path below the prefix. `{name}` is a parameter."""
     summary: str
     params: type[P]
     result: Any
-    """The type of the answer, for the document and for whoever reads it from afar."""
-    run: Callable[[Office, P], Awaitable[R]]
+    """The type of the result, for the OpenAPI document and for remote callers."""
+    run: Callable[[OperationContext, P], Awaitable[R]]
+    """The function. It uses identities, and `perform` translates them to current names."""
     status: int = 200
+
+    async def perform(self, office: OperationContext, params: P) -> R:
+        """Run the operation for a caller that uses the current names of routes and handlers.
+
+        Former names are accepted too.
+        """
+        names = await office.read_names()
+        if not names:
+            return await self.run(office, params)
+        given = {
+            field: names.of(kind).identity(name)
+            for field, kind in NAMED.items()
+            if isinstance(name := getattr(params, field, None), str)
+        }
+        answer: R = names.labelled(await self.run(office, params.model_copy(update=given)))
+        return answer
 
     @property
     def in_path(self) -> tuple[str, ...]:
-        """The parameters that stand in the path."""
+        """The names of the parameters in the path."""
         return tuple(re.findall(r"{(\w+)(?::\w+)?}", self.path))
 
     @property
     def in_body(self) -> bool:
-        """Whether the other parameters come as a JSON body, and not in the query."""
+        """Whether the other parameters are in a JSON body instead of the query."""
         return self.method in {"POST", "PUT"}

@@ -1,11 +1,11 @@
-"""What operations answer, field by field: the same words as the commands' `--json`."""
+"""The results of operations, with the same field names as the `--json` output of the commands."""
 
 from datetime import datetime
 from typing import Literal
 
 from typing_extensions import TypedDict
 
-from gateway.operate.keys import KeyState
+from gateway.operations.encryption import KeyState
 
 
 class EventRow(TypedDict):
@@ -24,7 +24,7 @@ class EventRow(TypedDict):
     spooled: bool
     reconciled: bool
     unverified: bool
-    """Taken in development although its signature was wrong."""
+    """Accepted in development although its signature was wrong."""
     payload_kept: bool
     deliveries: dict[str, int]
     note: str | None
@@ -56,19 +56,26 @@ class Attempt(TypedDict):
     outcome: str
     error: str | None
     encrypted: bool
-    """Whether there is more to the error, which only `reveal` shows."""
+    """Whether part of the error is encrypted, which only `reveal` shows."""
 
 
-class Effect(TypedDict):
-    """An outside effect of a delivery."""
+class EffectRow(TypedDict):
+    """An external side effect of a delivery."""
 
     delivery_id: int
     name: str
+    """The name. An effect that happens once per key includes its key: receipt per cs_1."""
+    key: str | None
+    """The key of an effect that happens once per key (`per`); on an encrypted route a digest."""
     status: str
-    """begun, unknown (a run went on without its outcome) or done."""
+    """begun, unknown (a run continued without its outcome) or done."""
+    made_by: int | None
+    """The delivery of another event with the same key that made the call, if there is one."""
+    made_by_event: str | None
+    """The event of `made_by`, until it is pruned."""
     calls: int
     error: str | None
-    """How the last call ended, if its outcome is unknown: class and HTTP status."""
+    """How the last call ended if its outcome is unknown: class and HTTP status."""
     result: str | None
     begun_at: datetime
     unknown_at: datetime | None
@@ -78,7 +85,7 @@ class Effect(TypedDict):
 
 
 class UnknownEffect(TypedDict):
-    """An outside effect of unknown outcome in a listing."""
+    """An effect of unknown outcome in a listing."""
 
     delivery_id: int
     name: str
@@ -90,7 +97,7 @@ class UnknownEffect(TypedDict):
     delivery_status: str
     calls: int
     error: str | None
-    """How the last call ended: class and HTTP status. None: no error was seen."""
+    """How the last call ended: class and HTTP status. None if no error was seen."""
     begun_at: datetime
     unknown_at: datetime
     can_retry: bool
@@ -105,7 +112,7 @@ class ResolvedEffects(TypedDict):
 
 
 class DeliveryAudit(TypedDict):
-    """What someone did to a delivery."""
+    """An audit entry of a delivery."""
 
     delivery_id: int
     at: datetime
@@ -117,7 +124,7 @@ class DeliveryAudit(TypedDict):
 
 
 class DeliveryDetail(TypedDict):
-    """A delivery with all that happened to it."""
+    """A delivery with its history."""
 
     delivery_id: int
     route: str
@@ -135,12 +142,12 @@ class DeliveryDetail(TypedDict):
     held_by_status: str | None
     runs_alone: bool
     attempt_log: list[Attempt]
-    effects: list[Effect]
+    effects: list[EffectRow]
     audit: list[DeliveryAudit]
 
 
-class Erasure(TypedDict):
-    """Who had an event erased, when and why."""
+class ErasureRow(TypedDict):
+    """The erasure of an event: actor, time and reason."""
 
     at: datetime
     actor: str
@@ -168,19 +175,19 @@ class EventDetail(TypedDict):
     spooled: bool
     reconciled: bool
     unverified: bool
-    """Taken in development although its signature was wrong."""
+    """Accepted in development although its signature was wrong."""
     verified_by: str | None
     clock_s: float | None
     key_id: str | None
-    """The key under which it is kept; null where it is kept as it came."""
+    """The key under which it is encrypted; null if it is not encrypted."""
     encrypted: bool
     """Whether only `reveal` shows headers and body."""
-    erased: Erasure | None
+    erased: ErasureRow | None
     deliveries: list[DeliveryDetail]
 
 
 class AuditRow(TypedDict):
-    """What someone did."""
+    """An audit entry."""
 
     id: int
     at: datetime
@@ -196,7 +203,7 @@ class AuditRow(TypedDict):
 
 
 class PauseRow(TypedDict):
-    """A pause; without a handler it is of the whole route."""
+    """A pause. Without a handler it applies to the whole route."""
 
     route: str
     handler: str | None
@@ -206,7 +213,7 @@ class PauseRow(TypedDict):
 
 
 class PausedAnswer(TypedDict):
-    """What a pause holds back."""
+    """The result of a pause."""
 
     route: str
     handler: str | None
@@ -217,7 +224,7 @@ class PausedAnswer(TypedDict):
 
 
 class ResumedAnswer(TypedDict):
-    """What the end of a pause lets run, and which pauses are left."""
+    """The result of a resume, with the pauses that are left."""
 
     route: str
     handler: str | None
@@ -227,7 +234,7 @@ class ResumedAnswer(TypedDict):
 
 
 class Group(TypedDict):
-    """Deliveries that have their error in common, or events that have their type."""
+    """Deliveries with a common error, or events with a common type."""
 
     count: int
     route: str
@@ -238,11 +245,11 @@ class Group(TypedDict):
     last_at: datetime
     delivery_id: int | None
     effect: str | None
-    """The name of an outside effect."""
+    """The name of the effect."""
 
 
-class Cause(TypedDict):
-    """Of what some died; without a number where nobody has told it yet."""
+class CauseOfRejection(TypedDict):
+    """A common cause of dead letters. The number is null until the sweep has assigned one."""
 
     cause: int | None
     route: str | None
@@ -254,15 +261,15 @@ class Cause(TypedDict):
 
 
 class Causes(TypedDict):
-    """How many are dead, and of what the most."""
+    """The number of dead letters, and their most frequent causes."""
 
     as_of: datetime
     total: int
-    causes: list[Cause]
+    causes: list[CauseOfRejection]
 
 
 class Groups(TypedDict):
-    """What matches, the largest groups first."""
+    """The matching rows, largest groups first."""
 
     as_of: datetime
     total: int
@@ -270,8 +277,8 @@ class Groups(TypedDict):
     groups: list[Group]
 
 
-class OrderRow(TypedDict):
-    """An order for everything that matches, and how far it has come."""
+class BulkRow(TypedDict):
+    """A bulk operation and its progress."""
 
     order_id: int
     action: Literal["replay", "discard", "deliver", "retry_effects", "confirm_effects"]
@@ -283,9 +290,9 @@ class OrderRow(TypedDict):
     skipped: int
     rate: int | None
     effects: Literal["keep", "retry"]
-    """Of a replay: whether effects of unknown outcome are made again."""
+    """For a replay: whether effects of unknown outcome are made again."""
     effects_kept: int
-    """Effects of the replayed deliveries that were done, and are not made again."""
+    """Effects of the replayed deliveries that were done and are not made again."""
     effects_unknown: int
     actor: str
     reason: str | None
@@ -295,14 +302,14 @@ class OrderRow(TypedDict):
     resumed: int
 
 
-class Ordered(Groups):
-    """What matches, and the order for it; none where it was only counted, or nothing matches."""
+class BulkAnswer(Groups):
+    """The matching rows, and the bulk operation. It is null after a dry run or without a match."""
 
-    order: OrderRow | None
+    order: BulkRow | None
     effects_kept: int
-    """Of a replay: effects of what matches that were done, and are not made again."""
+    """For a replay: effects of the matching deliveries that were done and are not made again."""
     effects_unknown: int
-    """Effects of unknown outcome: left as they are, or made again with `effects: retry`."""
+    """Effects of unknown outcome: left unchanged, or made again with `effects: retry`."""
 
 
 class ReplayedAnswer(TypedDict):
@@ -311,13 +318,13 @@ class ReplayedAnswer(TypedDict):
     delivery_id: int
     effects: Literal["keep", "retry"]
     effects_kept: int
-    """Its effects that were done, and are not made again."""
+    """Effects that were done and are not made again."""
     effects_unknown: int
-    """Its effects of unknown outcome: left as they are, or made again with `effects: retry`."""
+    """Effects of unknown outcome: left unchanged, or made again with `effects: retry`."""
 
 
 class PrunedAnswer(TypedDict):
-    """What a piece of a prune forgot, or would forget, and where the next one goes on."""
+    """The counts of one piece of a prune, and the cursor of the next piece."""
 
     keys: int
     payloads: int
@@ -330,57 +337,57 @@ class PrunedAnswer(TypedDict):
 
 
 class EventKey(TypedDict):
-    """Which event."""
+    """The key of an event."""
 
     route: str
     event_id: str
 
 
 class ErasedAnswer(TypedDict):
-    """What a piece of an erasure took, or would take, and where the next one goes on."""
+    """The counts of one piece of an erasure, and the cursor of the next piece."""
 
     events: int
     pending: int
     dead: int
     running: list[EventKey]
     rejected: int
-    """Refused requests in which it is named."""
+    """Rejected requests that name the subject."""
     spooled: int
     next: str | None
 
 
 class RekeyedAnswer(TypedDict):
-    """What a piece of a rekey did, and where the next one goes on."""
+    """The counts of one piece of a rekey, and the cursor of the next piece."""
 
     events: int
     attempts: int
     effects: int
     rejected: int
     past: int
-    """Events that were stored before their route was encrypted, with all that belongs to them."""
+    """Events stored before their route was encrypted, with everything that belongs to them."""
     busy: int
-    """Those of them that run right now, and are left."""
+    """Events of those that are in flight, and were skipped."""
     broken: list[str]
-    """What does not open, and is left as it is."""
+    """Data that cannot be decrypted, and was left unchanged."""
     keys: list[KeyState]
-    """How things stand now."""
+    """The current state of the keys."""
     next: str | None
 
 
 class RejectedRow(TypedDict):
-    """A refused request in a listing."""
+    """A rejected request in a listing."""
 
     id: int
     route: str
-    """Empty where no route has the path."""
+    """Empty if no route has the path."""
     at: datetime
     code: str
     cause: str
     detail: str
     shadow: bool
-    """Accepted all the same: in development, by a route with `enforce: false`."""
+    """Accepted nevertheless: in development, by a route with `enforce: false`."""
     copies: int
-    """How many identical duplicates it stands for; 1 for anything else."""
+    """The number of identical duplicates that it stands for; 1 for other rejected requests."""
     method: str
     path: str
     address: str | None
@@ -391,40 +398,40 @@ class RejectedRow(TypedDict):
 
 
 class RejectedDetail(RejectedRow):
-    """A refused request with what was kept of it."""
+    """A rejected request with its stored contents."""
 
     headers: dict[str, str] | None
     digest: str | None
     body: str | None
     body_base64: str | None
-    """The exact bytes, where they are no text."""
+    """The exact bytes, if the body is not text."""
     redacted: str | None
-    """What was taken out of the body, or why all of it was."""
+    """The redacted fields, or the reason why all of the body is redacted."""
     key_id: str | None
-    """The key under which it is sealed: then neither headers nor body are shown."""
+    """The key under which it is encrypted. Headers and body are not shown then."""
 
 
 class RejectedGroup(TypedDict):
-    """Refused requests that have their cause in common."""
+    """Rejected requests with a common cause."""
 
     count: int
-    """Of those that were kept."""
+    """The number of stored requests."""
     route: str
     code: str
     cause: str
     detail: str
-    """Of the latest one."""
+    """The detail of the latest request."""
     senders: int
     first_at: datetime
     last_at: datetime
     id: int
-    """The latest one."""
+    """The id of the latest request."""
     releasable: int
     released: int
 
 
 class ReleasedRow(TypedDict):
-    """What became of a refused request."""
+    """The result of a release."""
 
     id: int
     outcome: Literal["accepted", "duplicate", "ignored", "valid", "refused", "already"]

@@ -1,4 +1,4 @@
-"""The command line: thin, one file per group of commands."""
+"""The command line: a thin layer with one module per group of commands."""
 
 import os
 import signal
@@ -7,13 +7,13 @@ import sys
 import typer
 from pydantic import ValidationError
 
+from gateway.base.errors import ConfigInvalid, GatewayError
+from gateway.base.problems import refusals
 from gateway.cli import (
-    act,
     alerts,
     doctor,
     effects,
     forget,
-    look,
     orders,
     pause,
     processes,
@@ -30,11 +30,10 @@ from gateway.cli import (
     status,
     version,
 )
-from gateway.cli.help import join_lines
-from gateway.cli.output import complain
-from gateway.errors import ConfigInvalid, GatewayError
+from gateway.cli import listings as look
+from gateway.cli import replay as act
+from gateway.cli.output import complain, join_lines
 from gateway.ledger.connection import TROUBLE, describe
-from gateway.notation.problems import refusals
 
 FAILED = 1
 MISCONFIGURED = 2
@@ -60,21 +59,25 @@ join_lines(app)
 
 
 def _hear_sigterm() -> None:
-    """The first process of a container gets no signal that it has no handler for: told to stop
-    before it works, it would go on until it is killed. `serve` and `worker` have their own then."""
+    """Exit on SIGTERM in the first process of a container.
+
+    The kernel does not deliver a signal without a handler to process 1, so a command that is
+    stopped early would continue until it is killed. `serve` and `worker` later install their own
+    handlers.
+    """
     if os.getpid() == FIRST_PROCESS:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
 
 
 def main() -> None:
-    """Runs a command; an error of ours is one line, and the exit code tells whose it is."""
+    """Run a command. An error of the gateway is one line, and the exit code shows its kind."""
     _hear_sigterm()
     try:
         app()
     except ConfigInvalid as error:
         complain(str(error))
         sys.exit(MISCONFIGURED)
-    except ValidationError as error:  # what an operation does not take
+    except ValidationError as error:  # an operation rejected its parameters
         for refusal in refusals(error):
             name = ".".join(map(str, refusal.location))
             complain(f"{name}: found {refusal.found}; expected {refusal.expected}")

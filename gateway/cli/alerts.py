@@ -1,4 +1,4 @@
-"""`alerts`: what stands, and whether people would hear of it."""
+"""The command `alerts`: firing alerts and a test of their destinations."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ import typer
 from gateway.api.operations.alerts import ALERTS, TEST_ALERTS, NoParams
 from gateway.cli.asking import AsJson, Url, ask
 from gateway.cli.output import ago, print_json, print_rows
-from gateway.ledger.alerts import AlertRow, Told
+from gateway.ledger.alerts import AlertReceipt, AlertRow
 
 Test = Annotated[
     bool, typer.Option("--test", help="Send a test message to everyone who is told, and say so.")
@@ -15,15 +15,14 @@ Test = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(alerts)
 
 
 def alerts(test: Test = False, as_json: AsJson = False, url: Url = None) -> None:
-    """List what needs attention: dead letters, backlogs, unknown effects; and who was told.
+    """List firing alerts: dead letters, backlogs, unknown effects; and who was notified.
 
-    With [bold]--test[/bold] a message goes to each destination that `routes.yaml` names; exit 1
-    where one of them does not take it.
+    With [bold]--test[/bold] a test message goes to each destination of `routes.yaml`; exit 1 if one
+    of them does not accept it.
     """
     if test:
         _test(as_json, url)
@@ -65,7 +64,7 @@ def _note(row: AlertRow) -> str | None:
     return row["error"]
 
 
-def _told(told: Told) -> str:
+def _told(told: AlertReceipt) -> str:
     if told["status"] == "sent" and told["sent_at"] is not None:
         return f"{told['destination']} {ago(told['sent_at'])}"
     failed = "given up" if told["status"] == "failed" else "to be sent"

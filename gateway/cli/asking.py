@@ -1,20 +1,27 @@
-"""How commands ask: the ledger that the settings name, or a gateway far away (`--url`)."""
+"""Run operations for commands, on the configured ledger or a remote gateway (`--url`)."""
 
 import asyncio
 import getpass
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from gateway.api.desk import Desk, open_desk
 from gateway.api.operation import Operation, Params
-from gateway.api.paging import LONGEST_PAGE, Page, PageParams
-from gateway.notation.moments import parse_moment
-from gateway.notation.problems import Unexpected
-from gateway.routes.url import check_url
-from gateway.settings import discover, load_settings
+from gateway.api.operation_client import OperationClient, open_desk
+from gateway.api.operations.events import SHOW, ShowParams
+from gateway.api.parameters import LONGEST_PAGE, Page, PageParams
+from gateway.api.shapes import DeliveryDetail, EventDetail
+from gateway.base.errors import CommandFailed, NotFound
+from gateway.base.model import Status
+from gateway.base.problems import Unexpected
+from gateway.base.times import parse_moment
+from gateway.cli.output import printable
+from gateway.config.routes.fields import check_url
+from gateway.config.settings import discover, load_settings
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Params)
@@ -22,7 +29,7 @@ Q = TypeVar("Q", bound=PageParams)
 R = TypeVar("R")
 
 SHORT: Final = 20
-"""Rows of a listing for people, unless they say how many."""
+"""Default number of rows in a table."""
 
 
 def _check_url(text: str | None) -> str | None:
@@ -63,8 +70,8 @@ Limit = Annotated[
 ]
 
 
-def at_desk(url: str | None, work: Callable[[Desk], Awaitable[T]]) -> T:
-    """Does something at the desk of the ledger, or of the gateway at a URL."""
+def at_desk(url: str | None, work: Callable[[OperationClient], Awaitable[T]]) -> T:
+    """Call `work` with a desk for the ledger, or for the gateway at the URL."""
 
     async def run() -> T:
         async with open_desk(discover(load_settings()), url, who()) as desk:
@@ -74,25 +81,25 @@ def at_desk(url: str | None, work: Callable[[Desk], Awaitable[T]]) -> T:
 
 
 def ask(url: str | None, operation: Operation[P, R], params: P) -> R:
-    """The answer to one operation."""
+    """Run one operation and return its result."""
     return at_desk(url, lambda desk: desk.ask(operation, params))
 
 
 def ask_pages(
     url: str | None, operation: Operation[Q, Page[R]], params: Q, limit: int | None
 ) -> list[R]:
-    """So many rows of a listing, or all of them."""
+    """Return up to `limit` rows of a listing, or all of them."""
 
-    async def collect(desk: Desk) -> list[R]:
+    async def collect(desk: OperationClient) -> list[R]:
         return [row async for row in pages(desk, operation, params, limit)]
 
     return at_desk(url, collect)
 
 
 async def pages(
-    desk: Desk, operation: Operation[Q, Page[R]], params: Q, limit: int | None
+    desk: OperationClient, operation: Operation[Q, Page[R]], params: Q, limit: int | None
 ) -> AsyncIterator[R]:
-    """The rows of a listing, page by page."""
+    """Iterate over the rows of a listing, page by page."""
     left, after = limit, params.after
     while left is None or left > 0:
         size = LONGEST_PAGE if left is None else min(LONGEST_PAGE, left)
@@ -106,12 +113,12 @@ async def pages(
 
 
 def limit_of(limit: int | None, as_json: bool) -> int | None:
-    """For people a page, in JSON everything, unless it was said."""
+    """Return the given limit, or else the default: one page in a table, no limit in JSON."""
     return limit if limit is not None or as_json else SHORT
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """What was said on the command line; times are read."""
+    """Return the options that were given, with times parsed."""
     return dict(_read(values))
 
 
@@ -129,8 +136,120 @@ def _read(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def who() -> str:
-    """The person for the audit log; a container's arbitrary user may have no name."""
+    """Return the user name for the audit log, or the uid: a container's user may have no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
+
+
+DELIVERY_ID: Final = re.compile(r"[0-9]+")
+LARGEST_ID: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A delivery selected on the command line."""
+
+    delivery_id: int
+    handler: str | None = None
+    """None if it was selected by its own id."""
+    left_alone: str | None = None
+    """Its status, if it is skipped because another delivery of the event is dead."""
+
+    def __str__(self) -> str:
+        named = f"delivery {self.delivery_id}"
+        return named if self.handler is None else f"{named} ({printable(self.handler)})"
+
+
+def is_delivery_id(text: str, route: str | None) -> bool:
+    """Return whether an id is a delivery id.
+
+    With --route, all ids are event ids, because an event id may also be a number.
+    """
+    return route is None and DELIVERY_ID.fullmatch(text) is not None
+
+
+async def collect_targets(
+    desk: OperationClient, ids: Sequence[str], *, route: str | None, handler: str | None
+) -> tuple[list[Target], list[str]]:
+    """Return the selected deliveries, each once, and the reasons why other ids select none.
+
+    An event id selects the dead deliveries of the event, or all of them if none is dead: a
+    completed handler must not run again only because another one failed.
+    """
+    targets: dict[int, Target] = {}
+    refusals = []
+    for id in ids:
+        try:
+            found = await _find(desk, id, route=route, handler=handler)
+        except CommandFailed as refusal:
+            refusals.append(str(refusal))
+            continue
+        for target in found:
+            if target.left_alone is None or target.delivery_id not in targets:
+                targets[target.delivery_id] = target
+    return list(targets.values()), refusals
+
+
+async def _find(
+    desk: OperationClient, text: str, *, route: str | None, handler: str | None
+) -> list[Target]:
+    if is_delivery_id(text, route):
+        if not 1 <= int(text) <= LARGEST_ID:
+            raise NotFound(f"there is no delivery {text}")
+        return [Target(int(text))]
+    event = await _find_event(desk, text, route)
+    if handler is not None and event["deliveries"]:  # the handler may be given by a former name
+        matching = await _find_event(desk, text, route, handler=handler)
+        if not matching["deliveries"]:
+            raise CommandFailed(
+                f"event {printable(text)} has no delivery of handler {handler}:"
+                f" it has {_names(event['deliveries'])}"
+            )
+        event = matching
+    deliveries = _deliveries(event)
+    has_dead = any(delivery["status"] == Status.DEAD for delivery in deliveries)
+    targets = [
+        Target(
+            delivery["delivery_id"],
+            delivery["handler"],
+            left_alone=delivery["status"]
+            if has_dead and delivery["status"] != Status.DEAD
+            else None,
+        )
+        for delivery in deliveries
+    ]
+    return sorted(targets, key=lambda target: (target.left_alone is None, target.delivery_id))
+
+
+async def _find_event(
+    desk: OperationClient, id: str, route: str | None, *, handler: str | None = None
+) -> EventDetail:
+    on = "" if route is None else f" on route {route!r}"
+    try:
+        found = await desk.ask(SHOW, ShowParams(id=id, **given(route=route, handler=handler)))
+    except NotFound:
+        found = []
+    events = [event for event in found if event["event_id"] == id]  # not found by a delivery id
+    if not events:
+        raise NotFound(f"there is no event {id!r}{on}")
+    if len(events) > 1:
+        routes = ", ".join(sorted(event["route"] for event in events))
+        raise CommandFailed(
+            f"event {printable(id)} is on several routes ({routes}): say which with --route"
+        )
+    return events[0]
+
+
+def _deliveries(event: EventDetail) -> list[DeliveryDetail]:
+    if not event["deliveries"]:
+        raise CommandFailed(
+            f"event {printable(event['event_id'])} has no deliveries: no handler took it. Deliver"
+            " it to one with `gateway replay --handler NAME --since TIME`"
+        )
+    return event["deliveries"]
+
+
+def _names(deliveries: Sequence[DeliveryDetail]) -> str:
+    return ", ".join(printable(delivery["handler"]) for delivery in deliveries)

@@ -1,4 +1,4 @@
-"""Orders for everything that matches: counted first, then watched to their end."""
+"""Start bulk operations after a count and a confirmation, and watch them to their end."""
 
 import asyncio
 import signal
@@ -9,35 +9,35 @@ from typing import Final, NamedTuple, TypeVar
 
 import typer
 
-from gateway.api.desk import Desk, LedgerDesk
 from gateway.api.operation import Operation
+from gateway.api.operation_client import LocalOperationClient, OperationClient
 from gateway.api.operations.orders import (
     RESUME_ORDER,
     SHOW_ORDER,
     STOP_ORDER,
-    OrderIdParams,
-    OrderingParams,
-    ResumeParams,
-    StopParams,
+    BulkIdParams,
+    BulkOptionsParams,
+    ResumeBulkParams,
+    StopBulkParams,
     carry_out,
 )
-from gateway.api.shapes import Group, Ordered, OrderRow
+from gateway.api.shapes import BulkAnswer, BulkRow, Group
+from gateway.base.errors import CommandFailed, GatewayError
+from gateway.base.units import format_count
 from gateway.cli.asking import ask, at_desk
 from gateway.cli.output import complain, console, print_rows
 from gateway.cli.progress import progress
-from gateway.errors import CommandFailed, GatewayError
 from gateway.ledger.connection import TROUBLE
-from gateway.notation.quantities import format_count
-from gateway.operate.bulk import effects_ahead, effects_report
+from gateway.operations.bulk import effects_ahead, effects_report
 
-P = TypeVar("P", bound=OrderingParams)
+P = TypeVar("P", bound=BulkOptionsParams)
 
 POLL_S: Final = 0.5
 INTERRUPTED: Final = 130
 
 
 class Words(NamedTuple):
-    """How an action is spoken of."""
+    """The words for an action."""
 
     command: str
     verb: str
@@ -66,7 +66,7 @@ WORDS: Final = {
 
 
 def order_all(
-    operation: Operation[P, Ordered],
+    operation: Operation[P, BulkAnswer],
     params: P,
     action: str,
     *,
@@ -74,7 +74,7 @@ def order_all(
     yes: bool,
     url: str | None,
 ) -> None:
-    """Counts what matches, asks, and carries it out."""
+    """Count the matching rows, ask for confirmation, and run the bulk operation."""
     if not (dry_run or yes or sys.stdin.isatty()):
         raise typer.BadParameter(
             "there is no terminal to ask on: order it with --yes, or only count with --dry-run"
@@ -88,19 +88,19 @@ def order_all(
         raise CommandFailed("nothing was done")
     as_counted = params.model_copy(update={"as_of": count["as_of"]})
 
-    async def begin(desk: Desk) -> tuple[OrderRow, bool] | None:
+    async def begin(desk: OperationClient) -> tuple[BulkRow, bool] | None:
         ordered = await desk.ask(operation, as_counted)
         return None if ordered["order"] is None else await _follow(desk, ordered["order"], url)
 
     _report(at_desk(url, begin), url)
 
 
-def go_on(actions: set[str], params: ResumeParams, url: str | None) -> None:
-    """Resumes an order of one of these kinds."""
+def go_on(actions: set[str], params: ResumeBulkParams, url: str | None) -> None:
+    """Resume a bulk operation of one of these kinds."""
     order_id = params.order_id
 
-    async def resume(desk: Desk) -> tuple[OrderRow, bool]:
-        found = await desk.ask(SHOW_ORDER, OrderIdParams(order_id=order_id))
+    async def resume(desk: OperationClient) -> tuple[BulkRow, bool]:
+        found = await desk.ask(SHOW_ORDER, BulkIdParams(order_id=order_id))
         if found["action"] not in actions:
             command = f"gateway {WORDS[found['action']].command} --resume {order_id}"
             raise CommandFailed(f"order {order_id} is one to {found['action']}: use `{command}`")
@@ -109,10 +109,10 @@ def go_on(actions: set[str], params: ResumeParams, url: str | None) -> None:
     _report(at_desk(url, resume), url)
 
 
-def _print_count(action: str, count: Ordered, handler: str | None, effects: str) -> None:
+def _print_count(action: str, count: BulkAnswer, handler: str | None, effects: str) -> None:
     words, total = WORDS[action], count["total"]
     if not total:
-        hint = "" if action == "deliver" else name_in_full(handler)  # there it is a known one
+        hint = "" if action == "deliver" else name_in_full(handler)  # deliver has checked the name
         console().print(f"No {words.what}s match.{hint}", markup=False)
         return
     print_groups(count["groups"], by="type" if action == "deliver" else "error")
@@ -129,14 +129,14 @@ def _print_count(action: str, count: Ordered, handler: str | None, effects: str)
 
 
 def name_in_full(handler: str | None) -> str:
-    """Where nothing is found of a handler: most likely only its module was named."""
+    """Return a hint for an empty result: most likely only the module of the handler was given."""
     if handler is None:
         return ""
     return " A handler is named with its module and its function, as `gateway routes` shows it."
 
 
 def print_groups(groups: list[Group], *, by: str, empty: str = "") -> None:
-    """What matches, by what it has in common."""
+    """Print the matching rows by group."""
     columns = ["count", "route", "handler", by, "first_at", "last_at"]
     if any(group["effect"] for group in groups):
         columns.insert(3, "effect")
@@ -145,8 +145,8 @@ def print_groups(groups: list[Group], *, by: str, empty: str = "") -> None:
     print_rows(columns, groups, empty=empty)
 
 
-async def _follow(desk: Desk, order: OrderRow, url: str | None) -> tuple[OrderRow, bool]:
-    """Watches it to its end, or to a Ctrl-C, which stops it."""
+async def _follow(desk: OperationClient, order: BulkRow, url: str | None) -> tuple[BulkRow, bool]:
+    """Watch the operation to its end. Ctrl-C stops it."""
     doing = f"order {order['order_id']}: {WORDS[order['action']].doing}"
     try:
         with (
@@ -157,7 +157,7 @@ async def _follow(desk: Desk, order: OrderRow, url: str | None) -> tuple[OrderRo
                 async for order in stages:
                     show(_done(order))
                     if interrupted.is_set() and order["status"] == "running":
-                        params = StopParams(order_id=order["order_id"])
+                        params = StopBulkParams(order_id=order["order_id"])
                         return await desk.ask(STOP_ORDER, params), True
     except (GatewayError, *TROUBLE):
         complain(f"{_standing(order)}; go on with `{_resume_command(order, url)}`")
@@ -165,22 +165,22 @@ async def _follow(desk: Desk, order: OrderRow, url: str | None) -> tuple[OrderRo
     return order, False
 
 
-async def _stages(desk: Desk, order: OrderRow) -> AsyncGenerator[OrderRow, None]:
-    """How it stands after each step of ours, or every now and then where another makes them."""
-    if isinstance(desk, LedgerDesk):
+async def _stages(desk: OperationClient, order: BulkRow) -> AsyncGenerator[BulkRow, None]:
+    """Yield the state after each step, or at intervals if another process runs the operation."""
+    if isinstance(desk, LocalOperationClient):
         async with aclosing(carry_out(desk.office, order)) as steps:
             async for stepped in steps:
                 yield stepped
         return
     while order["status"] == "running" and not order["is_idle"]:
         await asyncio.sleep(POLL_S)
-        order = await desk.ask(SHOW_ORDER, OrderIdParams(order_id=order["order_id"]))
+        order = await desk.ask(SHOW_ORDER, BulkIdParams(order_id=order["order_id"]))
         yield order
 
 
 @contextmanager
 def _interruptible() -> Iterator[asyncio.Event]:
-    """Ctrl-C lets the current step end; a second one does not."""
+    """Let the current step finish after Ctrl-C. A second Ctrl-C interrupts it."""
     loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
 
     def interrupt() -> None:
@@ -194,21 +194,21 @@ def _interruptible() -> Iterator[asyncio.Event]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _done(order: OrderRow) -> int:
+def _done(order: BulkRow) -> int:
     return order["moved"] + order["skipped"]
 
 
-def _standing(order: OrderRow) -> str:
+def _standing(order: BulkRow) -> str:
     return f"order {order['order_id']} stands at {_done(order):,} of {order['total']:,}"
 
 
-def _resume_command(order: OrderRow, url: str | None) -> str:
+def _resume_command(order: BulkRow, url: str | None) -> str:
     command = f"gateway {WORDS[order['action']].command} --resume {order['order_id']}"
     return command if url is None else f"{command} --url {url}"
 
 
-def _report(ended: tuple[OrderRow, bool] | None, url: str | None) -> None:
-    """How it ended, and the exit code for it."""
+def _report(ended: tuple[BulkRow, bool] | None, url: str | None) -> None:
+    """Print the result, and exit with the matching code."""
     if ended is None:
         console().print("Nothing matches any more.")
         return
@@ -222,7 +222,7 @@ def _report(ended: tuple[OrderRow, bool] | None, url: str | None) -> None:
     raise typer.Exit(INTERRUPTED if was_interrupted else 1)
 
 
-def _summary(order: OrderRow) -> str:
+def _summary(order: BulkRow) -> str:
     words = WORDS[order["action"]]
     parts = [f"{order['moved']:,} {words.done}"]
     if order["skipped"]:

@@ -1,4 +1,4 @@
-"""`doctor`: whether the whole installation is in order."""
+"""The command `doctor`: check the whole installation."""
 
 import asyncio
 import os
@@ -9,29 +9,28 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gateway.api.operations.doctor import DOCTOR, DoctorParams
+from gateway.api.operations.health import DOCTOR, DoctorParams
+from gateway.base.units import format_count
 from gateway.cli.asking import AsJson, Url, ask
-from gateway.cli.output import console, print_json, printable
-from gateway.notation.quantities import format_count
-from gateway.operate.doctor.configuration import read_installation
-from gateway.operate.doctor.examine import examine
-from gateway.operate.doctor.finding import Finding
+from gateway.cli.output import console, print_json, printable, printable_lines
+from gateway.operations.doctor.configuration import read_installation
+from gateway.operations.doctor.examine import examine
+from gateway.operations.doctor.finding import Finding
 
 STYLES: Final = {"problem": "bold red", "warning": "yellow", "ok": "green"}
-"""The worst first."""
+"""Sorted with the worst level first."""
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(doctor)
 
 
 def doctor(as_json: AsJson = False, url: Url = None) -> None:
-    """Check the whole installation, and say what to do about each finding.
+    """Check the whole installation, and advise what to do about each finding.
 
-    Settings, routes, handlers, secrets, Postgres, Redis, clocks, the public URL, the disk,
-    workers, and what the routes have had. Changes nothing, and shows no secret.
-    Exit 1 where there is a problem; a warning is none.
+    Checks settings, routes, handlers, secrets, Postgres, Redis, clocks, the public URL, the disk,
+    workers, and the events of each route. Changes nothing, and shows no secret. Exit 1 if there is
+    a problem; warnings do not count.
 
     Example: [bold]gateway doctor --url https://hooks.example.com[/bold]
     """
@@ -68,5 +67,5 @@ def _print(findings: Sequence[Finding]) -> None:
 def _told(finding: Finding) -> Text:
     text = Text(printable(finding["found"]))
     if finding["advice"] is not None:
-        text.append(f"\n{printable(finding['advice'])}", style="dim")
+        text.append(f"\n{printable_lines(finding['advice'])}", style="dim")
     return text

@@ -1,11 +1,11 @@
-"""`effects`: outside effects of unknown outcome, listed and resolved."""
+"""The command `effects`: list and resolve effects of unknown outcome."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.api.desk import Desk
+from gateway.api.operation_client import OperationClient
 from gateway.api.operations.effects import (
     CONFIRM_EFFECTS,
     EFFECT_GROUPS,
@@ -17,9 +17,9 @@ from gateway.api.operations.effects import (
     ResolveAllParams,
     ResolveParams,
 )
-from gateway.api.operations.orders import ResumeParams
-from gateway.api.paging import LONGEST_PAGE
-from gateway.cli.act import DryRun, Rate, Resume, Yes
+from gateway.api.operations.orders import ResumeBulkParams
+from gateway.api.parameters import LONGEST_PAGE
+from gateway.base.errors import CommandFailed, TransitionRefused
 from gateway.cli.asking import (
     Account,
     AsJson,
@@ -40,28 +40,25 @@ from gateway.cli.asking import (
 )
 from gateway.cli.bulk import go_on, name_in_full, order_all, print_groups
 from gateway.cli.output import console, print_json, print_rows
-from gateway.errors import CommandFailed, TransitionRefused
+from gateway.cli.replay import DryRun, Rate, Resume, Yes
 
-COLUMNS: Final = [
-    "delivery_id", "name", "unknown_at", "route", "type", "handler", "error", "calls",
-]  # fmt: skip
+COLUMNS: Final = ["delivery_id", "name", "unknown_at", "event_id", "handler", "error"]
 
 
-class Doing(StrEnum):
-    """What to do about effects of unknown outcome, beside listing them."""
+class EffectAction(StrEnum):
+    """Actions on effects of unknown outcome."""
 
     RETRY = "retry"
     CONFIRM = "confirm"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command()(effects)
 
 
 def effects(
     doing: Annotated[
-        Doing | None,
+        EffectAction | None,
         typer.Argument(help="Make them again, or count them as done.", show_default=False),
     ] = None,
     delivery_ids: Annotated[
@@ -95,10 +92,10 @@ def effects(
 ) -> None:
     """List effects of unknown outcome; retry or confirm them.
 
-    A call of [bold]ctx.once[/bold] ended in a timeout, a 500 or with its worker, and its delivery
-    completed without it: it may have been done or not. [bold]retry[/bold] runs the delivery again
-    and makes the call again; effects that were done stay done. [bold]confirm[/bold] counts the call
-    as done: it was, or it is not wanted. Both leave audit rows.
+    A call of [bold]ctx.once[/bold] ended in a timeout, in a 500 or with its worker, and its
+    delivery completed without it. The call may have been done or not. [bold]retry[/bold] runs the
+    delivery again and makes the call again; effects that were done stay done. [bold]confirm[/bold]
+    counts the call as done, because it was or is not wanted. Both are recorded in the audit log.
 
     Examples: [bold]gateway effects --since 1d[/bold],
     [bold]gateway effects retry 42 --reason "the provider's log has no such mail"[/bold],
@@ -120,7 +117,7 @@ def effects(
     order = given(rate=rate, reason=reason)
     match _way(delivery_ids, everything, filters, resume):
         case "resume":
-            go_on({f"{doing}_effects"}, ResumeParams(order_id=resume or 0, **order), url)
+            go_on({f"{doing}_effects"}, ResumeBulkParams(order_id=resume or 0, **order), url)
         case "ids":
             if dry_run or rate is not None:
                 raise typer.BadParameter("--dry-run and --rate belong to --all")
@@ -140,7 +137,7 @@ def effects(
 def _way(
     ids: list[int] | None, everything: bool, filters: dict[str, Any], resume: int | None
 ) -> str:
-    """Return which of the ways to choose effects was meant."""
+    """Return which kind of selection the options make."""
     if resume is not None and (ids or everything or filters):
         raise typer.BadParameter("--resume goes on with an order as it was given: nothing else")
     if resume is not None:
@@ -181,13 +178,17 @@ def _list(
 
 
 def _resolve_each(
-    doing: Doing, delivery_ids: list[int], effect: str | None, reason: str | None, url: str | None
+    doing: EffectAction,
+    delivery_ids: list[int],
+    effect: str | None,
+    reason: str | None,
+    url: str | None,
 ) -> None:
-    """A refusal of one does not keep back the others."""
-    operation = RETRY_EFFECTS if doing is Doing.RETRY else CONFIRM_EFFECTS
-    done = "to be made again" if doing is Doing.RETRY else "confirmed as done"
+    """Resolve the effects of each delivery. If one is refused, the others continue."""
+    operation = RETRY_EFFECTS if doing is EffectAction.RETRY else CONFIRM_EFFECTS
+    done = "to be made again" if doing is EffectAction.RETRY else "confirmed as done"
 
-    async def resolve(desk: Desk) -> list[str]:
+    async def resolve(desk: OperationClient) -> list[str]:
         refusals = []
         for delivery_id in dict.fromkeys(delivery_ids):
             chosen = given(effect=effect, reason=reason)

@@ -1,4 +1,4 @@
-"""`prune` and `erase`: what the ledger is to forget."""
+"""The commands `prune` and `erase`."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -6,34 +6,34 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.api.desk import Desk
 from gateway.api.operation import Operation
+from gateway.api.operation_client import OperationClient
 from gateway.api.operations.retention import ERASE, PRUNE, EraseParams, PruneParams
+from gateway.base.errors import CommandFailed
+from gateway.base.units import format_count
 from gateway.cli.asking import RouteName, Url, at_desk, given
 from gateway.cli.output import complain, console, printable
 from gateway.cli.progress import progress
-from gateway.errors import CommandFailed
-from gateway.notation.quantities import format_count
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
 Piece = Mapping[str, Any]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
     app.command()(prune)
     app.command()(erase)
 
 
 def prune(dry_run: DryRun = False, url: Url = None) -> None:
-    """Forget now what is past its route's retention; workers do so by themselves, all the time.
+    """Delete now all data past its route's retention. Workers also do this all the time.
 
-    Keys, payloads and dead letters have their own ages. What waits or runs is never pruned.
+    Keys, payloads and dead letters have separate retention times. Waiting and running deliveries
+    are never pruned.
 
     Example: [bold]gateway prune --dry-run[/bold]
     """
 
-    async def work(desk: Desk) -> dict[str, Any]:
+    async def work(desk: OperationClient) -> dict[str, Any]:
         doing = "counting" if dry_run else "pruning"
         with progress(f"{doing}: looked at", None) as show:
             return await _collect(
@@ -68,10 +68,11 @@ def erase(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: for scripts.")] = False,
     url: Url = None,
 ) -> None:
-    """Erase what is kept of an account's events, or of one event, and leave the keys.
+    """Erase the stored data of an account's events, or of one event, but keep the keys.
 
-    Takes bodies, headers, errors, keys from payloads and kept results. A late retry is still a
-    duplicate. What waits or is dead is discarded with it; what runs right now is left as it is.
+    Erases bodies, headers, errors, keys from payloads and stored results. A late retry is still a
+    duplicate. Waiting deliveries and dead letters are discarded. Running deliveries are left
+    unchanged.
 
     Example: [bold]gateway erase --account acct_1Pabc --reason "request of 16 November"[/bold]
     """
@@ -94,7 +95,7 @@ def erase(
         )
     if dry_run or (event is not None and not (found or counted["rejected"])):
         return
-    # Of events that are long forgotten, reasons and orders may still name the account.
+    # Reasons and bulk operations may still name the account after its events were pruned.
     question = (
         "Erase for good?"
         if found or counted["rejected"]
@@ -106,15 +107,17 @@ def erase(
     _report(at_desk(url, lambda desk: _erase(desk, order, total=found)))
 
 
-async def _erase(desk: Desk, params: EraseParams, total: int | None = None) -> dict[str, Any]:
+async def _erase(
+    desk: OperationClient, params: EraseParams, total: int | None = None
+) -> dict[str, Any]:
     with progress("counting" if params.dry_run else "erasing", total) as show:
         return await _collect(_pieces(desk, ERASE, params), lambda so_far: show(so_far["events"]))
 
 
 async def _pieces(
-    desk: Desk, operation: Operation[Any, Any], params: PruneParams | EraseParams
+    desk: OperationClient, operation: Operation[Any, Any], params: PruneParams | EraseParams
 ) -> AsyncIterator[Piece]:
-    """Asks until there is no next piece."""
+    """Run the operation until there is no next piece."""
     after = None
     while True:
         piece = await desk.ask(operation, params.model_copy(update={"after": after}))
@@ -127,7 +130,7 @@ async def _pieces(
 async def _collect(
     pieces: AsyncIterator[Piece], show: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Counts and lists of all pieces together; of what is not of a piece, the last."""
+    """Add up the counts and lists of all pieces. Other values are those of the last piece."""
     total: dict[str, Any] = {}
     async for piece in pieces:
         for name, value in piece.items():

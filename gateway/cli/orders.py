@@ -1,18 +1,17 @@
-"""`orders`: what was ordered for everything that matches, and how far it has come."""
+"""The command `orders`: list and stop bulk operations."""
 
 from typing import Annotated, Any
 
 import typer
 
-from gateway.api.operations.orders import ORDERS, STOP_ORDER, StopParams
-from gateway.api.paging import PageParams
-from gateway.api.shapes import OrderRow
+from gateway.api.operations.orders import ORDERS, STOP_ORDER, StopBulkParams
+from gateway.api.parameters import PageParams
+from gateway.api.shapes import BulkRow
 from gateway.cli.asking import AsJson, Limit, Reason, Url, ask, ask_pages, given, limit_of
 from gateway.cli.output import console, print_json, print_rows, printable
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(orders)
 
 
@@ -28,14 +27,14 @@ def orders(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """List orders for everything that matches, newest first, and how far each has come.
+    """List bulk operations, newest first, with their progress.
 
-    One that is idle has nobody at it any more: go on with [bold]gateway replay --resume ID[/bold].
+    An idle one has no running process: resume it with [bold]gateway replay --resume ID[/bold].
 
     Examples: [bold]gateway orders[/bold], [bold]gateway orders --stop 7[/bold]
     """
     if stop is not None:
-        order = ask(url, STOP_ORDER, StopParams(order_id=stop, **given(reason=reason)))
+        order = ask(url, STOP_ORDER, StopBulkParams(order_id=stop, **given(reason=reason)))
         console().print(f"order {stop} is {order['status']}, at {_progress(order)}", markup=False)
         return
     rows = ask_pages(url, ORDERS, PageParams(), limit_of(limit, as_json))
@@ -47,12 +46,12 @@ def orders(
     print_rows(columns, shown, empty="Nobody has ordered anything for all that matches yet.")
 
 
-def _shown(order: OrderRow) -> dict[str, Any]:
+def _shown(order: BulkRow) -> dict[str, Any]:
     asked = " ".join(f"--{name} {printable(value)}" for name, value in order["filter"].items())
     status = "idle" if order["is_idle"] else order["status"]
     return {**order, "filter": asked or None, "status": status, "progress": _progress(order)}
 
 
-def _progress(order: OrderRow) -> str:
+def _progress(order: BulkRow) -> str:
     skipped = f", {order['skipped']:,} skipped" if order["skipped"] else ""
     return f"{order['moved']:,} of {order['total']:,}{skipped}"

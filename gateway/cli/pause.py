@@ -1,4 +1,4 @@
-"""`pause` and `resume`: letting handlers wait, across all workers."""
+"""The commands `pause` and `resume`."""
 
 from typing import Annotated
 
@@ -15,7 +15,6 @@ OneHandler = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
     app.command()(pause)
     app.command()(resume)
 
@@ -26,10 +25,10 @@ def pause(
     handler: OneHandler = None,
     url: Url = None,
 ) -> None:
-    """Let a route's handlers wait, or one of them, in all workers, until someone resumes them.
+    """Pause a route's handlers, or one of them, in all workers, until someone resumes them.
 
-    Events are accepted as before, and what waits is not pruned. What runs already may finish; when
-    this command returns, nothing more is begun.
+    Events are accepted as before, and waiting deliveries are not pruned. Running deliveries may
+    finish. When this command returns, no more deliveries are started.
 
     Example: [bold]gateway pause stripe handlers.mail.send --reason "mail is down"[/bold]
     """
@@ -50,7 +49,7 @@ def pause(
 def resume(
     route: Route, handler: OneHandler = None, reason: Reason = None, url: Url = None
 ) -> None:
-    """End a pause: what has waited runs now.
+    """End a pause: waiting deliveries run now.
 
     Example: [bold]gateway resume stripe handlers.mail.send[/bold]
     """

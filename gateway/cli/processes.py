@@ -1,4 +1,4 @@
-"""`up`, `serve` and `worker`."""
+"""The commands `up`, `serve` and `worker`."""
 
 import asyncio
 import gc
@@ -15,28 +15,31 @@ import structlog
 import typer
 import uvloop
 
+from gateway.base.hangup import Hangup
 from gateway.cli.output import complain, console
-from gateway.hangup import Hangup
+from gateway.config.project import Project, load_project, redis_url
+from gateway.config.routes import Route
+from gateway.config.settings import load_settings
+from gateway.dev.up import Reload, Started, run_up
 from gateway.ledger.connection import describe
-from gateway.logs import configure_logs
-from gateway.notify import Notifier
-from gateway.project import Project, load_project, redis_url
+from gateway.processes.serve import serve as run_server
+from gateway.processes.systemd import Notifier
+from gateway.processes.work import Worker
 from gateway.providers import Provider
-from gateway.queue.cancellation import end
-from gateway.queue.worker import Link, listen_forever
-from gateway.routes import Route
-from gateway.run.isolated import OPTION, die_first, obey_parent
-from gateway.server import serve as run_server
-from gateway.settings import load_settings
-from gateway.up import Reload, Started, run_up
-from gateway.worker import Worker
+from gateway.queue.wake_ups import end
+from gateway.queue.worker import QueueConnection, listen_forever
+from gateway.telemetry.logs import configure_logs
+from gateway.worker.isolated import OPTION, die_first, die_when_stuck, obey_parent
 
 REQUESTS_BETWEEN: Final = 50_000
 HANDLERS_BETWEEN: Final = 10_000
-"""Objects made before the garbage collector looks: handlers are not ours, and may make cycles."""
+"""Allocated objects between two garbage collections.
+
+Lower than for requests, because handlers are user code and may create cycles.
+"""
 
 HURRY_S: Final = 3.0
-"""After a second signal: time to hand deliveries back. What is not handed back is taken back."""
+"""Time to release leases after a second signal. Leases that are not released expire."""
 
 log = structlog.get_logger("gateway.worker")
 
@@ -56,7 +59,6 @@ ReadyFd = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
     app.command()(up)
     app.command()(serve)
     app.command()(worker)
@@ -68,12 +70,11 @@ def up(
         typer.Option("--reload", help="Let saved handlers, routes and schema files take effect."),
     ] = False,
 ) -> None:
-    """Start everything: Postgres and Redis (where no URL is set), migrate, serve and worker.
+    """Start everything: Postgres and Redis (if no URL is set), migrations, serve and worker.
 
-    The engines are real ones, kept in the data directory (GATEWAY_DATA_DIR). Secrets that the
-    routes refer to and that are not set get a development value. Stop it with Ctrl-C.
-
-    With --reload, what you save is checked first: a mistake is shown, and the old code goes on.
+    Postgres and Redis are real servers, with their data in the data directory (GATEWAY_DATA_DIR).
+    Secrets of the routes that are not set get a development value. Stop with Ctrl-C. With --reload,
+    saved files are checked first: an error is shown, and the old code continues.
 
     Example: [bold]gateway up[/bold], then in another terminal
     [bold]gateway send stripe payment_intent.succeeded[/bold]
@@ -118,7 +119,7 @@ def _tell_reload(reload: Reload) -> None:
 
 
 def _gateway() -> str:
-    """How this very command is called from here, whether or not it is on the PATH."""
+    """Return the command line of this program, whether or not it is on the PATH."""
     return "gateway" if shutil.which("gateway") else os.path.relpath(sys.argv[0])
 
 
@@ -139,9 +140,9 @@ def serve(
 ) -> None:
     """Receive webhooks: verify, claim, acknowledge.
 
-    Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, a migrated database and every route's
-    secret. Run as many as you like; each is one process on GATEWAY_HOST and GATEWAY_PORT.
-    SIGHUP reads the secrets anew, all of them or none, and drops no request.
+    Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, a migrated database and every route's secret.
+    Run as many processes as you like; each uses GATEWAY_HOST and GATEWAY_PORT. SIGHUP reloads the
+    secrets, all of them or none, and drops no request.
     """
     hangup = Hangup()
     hangup.listen()
@@ -168,12 +169,14 @@ async def _serve(
 def worker(
     with_parent: WithParent = False, ready_fd: ReadyFd = None, isolated: Isolated = False
 ) -> None:
-    """Run handlers: an arq worker that outlives a Redis restart, and reads Postgres either way.
+    """Run handlers: an arq worker that survives a Redis restart, and always polls Postgres too.
 
-    Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, and of the secrets only what `api_key` and
-    `forward` refer to. Run as many as you like.
-    SIGTERM finishes what runs within GATEWAY_GRACE and hands the rest back; a second one at once.
-    GATEWAY_WORKER_PORT opens a port for /healthz, /readyz and /metrics.
+    Needs GATEWAY_DATABASE_URL and GATEWAY_REDIS_URL, and of the secrets only those of `api_key` and
+    `forward`. Run as many processes as you like.
+
+    After SIGTERM, running deliveries may finish within GATEWAY_GRACE, and the rest is released for
+    other workers; a second SIGTERM releases everything at once. GATEWAY_WORKER_PORT opens a port
+    for /healthz, /readyz and /metrics.
     """
     hangup = Hangup()
     hangup.listen()
@@ -199,6 +202,7 @@ async def _work_isolated(project: Project) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     obey_parent(stopping.set, hurry)
     await worker.start()
+    watch = asyncio.create_task(die_when_stuck(project.settings.lease))  # also during the stop
     failed = asyncio.create_task(worker.wait_failed())
     ends = {asyncio.create_task(worker.wait_idle()), asyncio.create_task(stopping.wait())}
     await asyncio.wait({failed, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -206,6 +210,7 @@ async def _work_isolated(project: Project) -> None:
     for task in ends:
         task.cancel()
     await worker.stop()
+    watch.cancel()
     if has_failed:
         log.error("worker_failed", error=describe(failed.exception() or RuntimeError("it ended")))
     _leave(int(has_failed))
@@ -214,7 +219,7 @@ async def _work_isolated(project: Project) -> None:
 async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangup: Hangup) -> None:
     settings = project.settings
     queue = redis_url(settings)
-    worker, link = Worker(project), Link()
+    worker, link = Worker(project), QueueConnection()
     worker.metrics.watch_queue(lambda: link.is_up, lambda: link.restarts)
     stopping = asyncio.Event()
 
@@ -249,7 +254,7 @@ def _tell_to_restart() -> None:
 
 
 def _say_ready(ready_fd: int | None) -> None:
-    """To `gateway up`, or to systemd."""
+    """Notify `gateway up` or systemd that the process is ready."""
     Notifier().started()
     if ready_fd is not None:
         os.write(ready_fd, b"!")
@@ -257,16 +262,21 @@ def _say_ready(ready_fd: int | None) -> None:
 
 
 def _collect_every(objects: int) -> None:
-    """Requests and deliveries make few cycles, and the modules none: looking through all of them
-    every few hundred objects shows in the p99."""
+    """Collect garbage rarely, and never look at imported modules.
+
+    Requests and deliveries create few cycles, and modules none. A full collection every few hundred
+    objects is visible in the p99.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(objects)
 
 
 def _leave(code: int) -> None:
-    """Ends the process here and now: a handler that ignores its cancellation, or sits in a thread,
-    would keep the interpreter from ending by itself."""
+    """End the process immediately.
+
+    A handler that ignores its cancellation, or runs in a thread, would keep the interpreter alive.
+    """
     strays = len(asyncio.all_tasks()) - 1
     if strays > 0:
         log.info("tasks_left_behind", tasks=strays)
@@ -284,7 +294,7 @@ def _load(*, with_secrets: bool = False, with_api_keys: bool = False) -> Project
 
 
 async def _end_with_parent() -> None:
-    """Standard input is a pipe from `gateway up`: when it ends, so do we, as on SIGTERM."""
+    """Stop like after SIGTERM when standard input ends: it is a pipe from `gateway up`."""
     loop = asyncio.get_running_loop()
 
     def ended() -> None:

@@ -1,6 +1,6 @@
-"""How far a long command has come: a bar on a terminal, a plain line every few seconds elsewhere.
+"""Progress of a long command: a bar on a terminal, otherwise a line every few seconds.
 
-On standard error, so that standard output holds results only.
+It is written to standard error, so that standard output contains only results.
 """
 
 import sys
@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gateway.notation.quantities import format_duration
+from gateway.base.units import format_duration
 
 LINE_EVERY_S: Final = 2.0
 
 Show = Callable[[int], None]
-"""Takes how many are done by now."""
+"""Takes the count so far."""
 
 
 @contextmanager
@@ -31,9 +31,9 @@ def progress(
     done: int = 0,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Show]:
-    """Shows progress towards a total, or without an end where nobody knows it.
+    """Show progress towards a total, or only a count if the total is unknown.
 
-    `done` is where it begins: what an earlier command did counts, and not for the rate.
+    `done` is the initial count, from an earlier command. It is not part of the rate.
     """
     if sys.stderr.isatty():
         with _bar(doing, total, done) as show:
@@ -87,7 +87,7 @@ class _Lines:
             self._print()
 
     def close(self) -> None:
-        """Where it ended, or was ended."""
+        """Print the final count."""
         if self._done != self._shown:
             self._print()
 

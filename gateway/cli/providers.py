@@ -1,4 +1,4 @@
-"""`providers`: who may send, and how each is verified."""
+"""The command `providers`: the supported senders and how each is verified."""
 
 from typing import Annotated, Any, Final
 
@@ -7,14 +7,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gateway.base.errors import CommandFailed
+from gateway.base.units import format_duration, format_size
 from gateway.cli.output import console, print_json, print_rows
-from gateway.errors import CommandFailed
-from gateway.notation.quantities import format_duration, format_size
+from gateway.config.routes.checks import shortest_key_retention
 from gateway.providers import PROVIDERS, Provider
 from gateway.providers.naming import expected_provider
 from gateway.providers.provider import Facts, Integrity
 from gateway.providers.schemes.sections import KINDS
-from gateway.routes.checks import shortest_key_retention
 
 INTEGRITY: Final = {
     Integrity.WHOLE: "the whole body is signed",
@@ -22,7 +22,7 @@ INTEGRITY: Final = {
     Integrity.NONE: "nothing is signed: whoever has the secret can send anything",
 }
 NARROW: Final = 110
-"""Columns of a terminal, on which there is no room for ids."""
+"""Terminals with fewer columns have no room for the ids."""
 DESCRIBED: Final = (
     "Any other sender: provider: hmac, ed25519, ecdsa, bearer or basic, with a `scheme`"
     " (docs/providers.md: describe your own sender)."
@@ -30,7 +30,6 @@ DESCRIBED: Final = (
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(providers)
 
 
@@ -135,7 +134,7 @@ def _lines(provider: Provider, facts: Facts) -> list[tuple[str, str]]:
 
 
 def _dedup_window(provider: Provider) -> str | None:
-    """The default of a route, if it is shorter than `retention.key`."""
+    """Return the default of a route, if it is shorter than `retention.key`."""
     if not provider.bodies_repeat:
         return None
     return format_duration(shortest_key_retention(provider))

@@ -1,4 +1,4 @@
-"""`publish`: a job to a running gateway."""
+"""The command `publish`: publish a job to a running gateway."""
 
 import asyncio
 import sys
@@ -8,17 +8,16 @@ from typing import Annotated
 
 import typer
 
+from gateway.base.errors import CommandFailed
+from gateway.base.problems import Unexpected
+from gateway.base.units import parse_duration
 from gateway.cli.output import console, print_json, printable
 from gateway.cli.send import running
-from gateway.errors import CommandFailed
-from gateway.notation.problems import Unexpected
-from gateway.notation.quantities import parse_duration
-from gateway.operate.publish import publish_job
-from gateway.settings import discover, load_settings
+from gateway.config.settings import discover, load_settings
+from gateway.operations.send import publish_job
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(publish)
 
 

@@ -1,4 +1,4 @@
-"""`reconcile`: what a provider sent and the ledger never got."""
+"""The command `reconcile`: find and recover events that never arrived."""
 
 import asyncio
 from contextlib import nullcontext
@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from gateway.api.desk import Desk, LedgerDesk
+from gateway.api.operation_client import LocalOperationClient, OperationClient
 from gateway.api.operations.reconcile import (
     RECONCILE,
     RECONCILIATION,
@@ -17,22 +17,21 @@ from gateway.api.operations.reconcile import (
     ReconciliationParams,
     means_of,
 )
+from gateway.base.errors import CommandFailed, ConfigInvalid
 from gateway.cli.asking import Since, Url, at_desk, given
 from gateway.cli.output import complain, console, print_json, print_rows, printable
 from gateway.cli.progress import progress
-from gateway.errors import CommandFailed, ConfigInvalid
-from gateway.logs import configure_logs
-from gateway.reconcile.clients import askable_routes
-from gateway.reconcile.orders import carry_out
-from gateway.routes import load_config
-from gateway.settings import discover, load_settings
+from gateway.config.routes import load_config
+from gateway.config.settings import discover, load_settings
+from gateway.operations.reconcile.clients import askable_routes
+from gateway.operations.reconcile.orders import carry_out
+from gateway.telemetry.logs import configure_logs
 
 POLL_S: Final = 0.3
 SHOWN: Final = 10
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(reconcile)
 
 
@@ -48,11 +47,11 @@ def reconcile(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one array.")] = False,
     url: Url = None,
 ) -> None:
-    """Ask a provider what it sent, and recover what never arrived.
+    """Ask a provider for the events that it sent, and recover those that never arrived.
 
-    Stripe's events are claimed from its API; GitHub is asked to deliver again. Both end in the
-    ordinary claim, so that an event that arrives meanwhile is one event. Without --since it goes on
-    from the last scheduled run.
+    Stripe's events are claimed from its API; GitHub is asked to deliver again. Both use the
+    ordinary claim, so an event that arrives meanwhile is claimed only once. Without --since it
+    continues from the last scheduled run.
 
     Examples: [bold]gateway reconcile stripe --since 3d[/bold],
     [bold]gateway reconcile --since 6h --dry-run[/bold],
@@ -72,7 +71,7 @@ def reconcile(
         try:
             work = partial(_run, params=ReconcileParams(route=name, **asked))
             reports.append(at_desk(url, work))
-        except (CommandFailed, ConfigInvalid) as error:  # which holds up no other route
+        except (CommandFailed, ConfigInvalid) as error:  # the other routes continue
             if len(routes) == 1:
                 raise
             complain(str(error))
@@ -97,11 +96,14 @@ def _routes() -> list[str]:
     return routes
 
 
-async def _run(desk: Desk, params: ReconcileParams) -> ReconciliationDetail:
-    """Carried out here or far away: either way its row tells how far it is."""
+async def _run(desk: OperationClient, params: ReconcileParams) -> ReconciliationDetail:
+    """Run a reconciliation here or remotely.
+
+    Its row in the ledger shows the progress in both cases.
+    """
     begun = await desk.ask(RECONCILE, params)
     here = None
-    if isinstance(desk, LedgerDesk):
+    if isinstance(desk, LocalOperationClient):
         here = asyncio.create_task(carry_out(means_of(desk.office), begun["id"]))
     try:
         found = await _watch(desk, begun, here)
@@ -116,7 +118,7 @@ async def _run(desk: Desk, params: ReconcileParams) -> ReconciliationDetail:
 
 
 async def _watch(
-    desk: Desk, begun: Reconciliation, here: "asyncio.Task[dict[str, object]] | None"
+    desk: OperationClient, begun: Reconciliation, here: "asyncio.Task[dict[str, object]] | None"
 ) -> ReconciliationDetail:
     params = ReconciliationParams(id=begun["id"])
     if begun["note"]:

@@ -1,4 +1,4 @@
-"""How `rehearse` tells what it found. Imports all that a rehearsal needs: do it late."""
+"""The report of `rehearse`. It imports everything that a rehearsal needs, so import it late."""
 
 import contextlib
 import sys
@@ -10,13 +10,19 @@ from rich.text import Text
 
 from gateway.cli.output import console, print_json, printable
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
-from gateway.testing.rehearse.findings import Finding
+from gateway.testing.rehearse.findings import RehearsalFinding
+from gateway.testing.rehearse.server_process import ServerProcess
 from gateway.testing.rehearse.tables import Change, Difference
 
 SHOWN_ROWS: Final = 4
 SHOWN_CALLS: Final = 4
 SHOWN_CHARS: Final = 60
 SHOWN_LINE_CHARS: Final = 120
+UNGUARDED: Final = (
+    "Such a library may open connections in C, and this system has no seccomp by which they could "
+    "be refused: what your handlers sent by it was sent. Rehearse on Linux, or reach it through a "
+    "@resource."
+)
 COLOURS: Final = {
     Verdict.SAFE: "green",
     Verdict.IDLE: "yellow",
@@ -26,8 +32,10 @@ COLOURS: Final = {
 }
 
 
-def rehearse_and_tell(request: Request, *, as_json: bool) -> bool:
-    """Tells of each handler as soon as it is done. Returns whether all is well."""
+def rehearse_and_tell(
+    request: Request, server_process: ServerProcess | None, *, as_json: bool
+) -> bool:
+    """Report each handler as soon as it is done. Return whether all verdicts are good."""
     began, out = time.monotonic(), sys.stdout
     registry = request.project.registry
     routes = Counter(s.handler for s in registry.handlers)
@@ -39,25 +47,29 @@ def rehearse_and_tell(request: Request, *, as_json: bool) -> bool:
             with contextlib.redirect_stdout(out):
                 _print(report, with_route=routes[report.handler] > 1)
 
-    with contextlib.redirect_stdout(sys.stderr):  # what handlers print is no part of the report
-        rehearse(request, take)
+    with contextlib.redirect_stdout(sys.stderr):  # keep prints of handlers out of the report
+        rehearse(request, take, server_process)
     if as_json:
         print_json([report.as_json() for report in reports])
     else:
         _print_summary(reports, time.monotonic() - began)
+        _print_unguarded(reports)
         if not request.handlers:
             _print_left_out(len(registry.subscriptions) - len(registry.handlers))
     fine = {Verdict.SAFE, Verdict.IDLE} | (set() if request.handlers else {Verdict.SKIPPED})
-    return all(report.verdict in fine for report in reports)
+    return all(report.verdict in fine and not report.unguarded for report in reports)
 
 
 def _print(report: Report, *, with_route: bool) -> None:
     head = Text(f"{report.handler} on {report.route}  " if with_route else f"{report.handler}  ")
-    head.append(report.verdict.upper() if report.findings else report.verdict, _colour(report))
-    if report.schedules:
-        events = ", ".join(report.events)
-        head.append(f"  {report.schedules} schedules in {report.seconds:.1f} s on {events}", "dim")
+    head.append(_verdict(report), _colour(report))
     _say(head)
+    if report.schedules:
+        schedules = "1 schedule" if report.schedules == 1 else f"{report.schedules} schedules"
+        events = ", ".join(report.events)
+        _say(Text(f"  {schedules} in {report.seconds:.1f} s on {events}", "dim"))
+    if report.verdict is Verdict.SAFE and report.not_tried:
+        _say(Text(f"  not tried: {', '.join(report.not_tried)}", "dim"))
     if report.reason is not None:
         _say(Text(f"  {printable(report.reason)}"))
     if report.advice is not None:
@@ -68,7 +80,21 @@ def _print(report: Report, *, with_route: bool) -> None:
         _say(Text(f"  note: {printable(note)}", "dim"))
 
 
-def _print_finding(finding: Finding) -> None:
+def _verdict(report: Report) -> str:
+    """Format the verdict, with everything that was tried, so that it does not claim more."""
+    match report.verdict:
+        case Verdict.SAFE:
+            ways = (f"{way} ({n})" if n > 1 else way for way, n in report.tried.items())
+            unguarded = f"; NOT GUARDED: {', '.join(report.unguarded)}" if report.unguarded else ""
+            return f"{report.verdict}: {', '.join(ways)}{unguarded}"
+        case Verdict.UNSAFE:
+            return report.verdict.upper()
+        case Verdict.IDLE | Verdict.FAILED:
+            return f"{report.verdict}: nothing could be tried"
+    return report.verdict
+
+
+def _print_finding(finding: RehearsalFinding) -> None:
     head = Text(f"  {finding.schedule}", "bold")
     head.append(f" (on {finding.event}): ", "not bold")
     head.append(printable(_told(finding)), "not bold")
@@ -85,12 +111,12 @@ def _print_finding(finding: Finding) -> None:
     _say(Text(f"    {finding.advice}", "yellow"))
 
 
-def _told(finding: Finding) -> str:
+def _told(finding: RehearsalFinding) -> str:
     if finding.difference is not None:
         return f"{finding.subject} ends differently"
     if finding.calls:
         expected = "once" if finding.expected_calls == 1 else f"{finding.expected_calls} times"
-        return f"sent {len(finding.calls)} times, by a single run {expected}"
+        return f"sent {len(finding.calls)} times, {finding.reference} {expected}"
     return f"raises {finding.error}" if finding.error else finding.subject
 
 
@@ -107,7 +133,7 @@ def _print_rows(difference: Difference) -> None:
 
 
 def _names(change: Change, key: tuple[str, ...]) -> list[str]:
-    """The key first, then only what differs; everything where there is no key to tell the row."""
+    """Return the key and the columns that differ, or all columns if there is no key."""
     before, after = change.before or {}, change.after or {}
     others = [name for name in {**before, **after} if name not in key]
     if not key:
@@ -120,6 +146,13 @@ def _print_summary(reports: list[Report], seconds: float) -> None:
     told = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     handlers = "1 handler" if len(reports) == 1 else f"{len(reports)} handlers"
     _say(Text(f"{handlers}: {told or 'nothing to rehearse'}; {seconds:.1f} s"))
+
+
+def _print_unguarded(reports: list[Report]) -> None:
+    packages = sorted({package for report in reports for package in report.unguarded})
+    if packages:
+        names = ", ".join(packages)
+        _say(Text(f"NOT GUARDED: {names}. {UNGUARDED}", "bold red"))
 
 
 def _print_left_out(forwards: int) -> None:
@@ -138,4 +171,13 @@ def _short(text: str, most: int = SHOWN_CHARS) -> str:
 
 
 def _say(text: Text) -> None:
-    console().print(text, soft_wrap=True)
+    """Print a line. On a terminal it is wrapped between words, with a hanging indent."""
+    out = console()
+    if not out.is_terminal:
+        out.print(text, soft_wrap=True)
+        return
+    indent = len(text.plain) - len(text.plain.lstrip())
+    lines = text[indent:].wrap(out, out.width - indent - 2) or [Text()]
+    for n, line in enumerate(lines):
+        line.rstrip()
+        out.print(Text(" " * (indent + 2 * (n > 0))).append_text(line), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`rejected`: why requests were refused, and letting in what is right now."""
+"""The command `rejected`: list, show and release rejected requests."""
 
 import sys
 from base64 import b64decode
@@ -10,7 +10,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from gateway.api.desk import Desk
+from gateway.api.operation_client import OperationClient
 from gateway.api.operations.rejected import (
     AT_ONCE,
     REJECTED,
@@ -22,8 +22,10 @@ from gateway.api.operations.rejected import (
     ReleaseParams,
     ShowRejectedParams,
 )
-from gateway.api.paging import LONGEST_PAGE
+from gateway.api.parameters import LONGEST_PAGE
 from gateway.api.shapes import RejectedDetail, RejectedGroup, RejectedRow, ReleasedRow
+from gateway.base.errors import CommandFailed
+from gateway.base.units import format_count
 from gateway.cli.asking import (
     AsJson,
     Limit,
@@ -38,30 +40,27 @@ from gateway.cli.asking import (
     limit_of,
 )
 from gateway.cli.output import ago, cell, console, print_json, print_rows, printable
-from gateway.errors import CommandFailed
-from gateway.notation.quantities import format_count
 
 LET_IN: Final = frozenset({"accepted", "duplicate", "ignored", "valid", "already"})
 COLUMNS: Final = ["id", "at", "route", "cause", "address", "released_at", "code", "body_bytes"]
 NARROW: Final = 110
-"""Columns of a terminal, on which there is no room for the last two of those."""
+"""Terminals with fewer columns have no room for the last two of them."""
 
 
-class Doing(StrEnum):
-    """What to do with refused requests, beside listing them."""
+class RejectedAction(StrEnum):
+    """Actions on rejected requests."""
 
     SHOW = "show"
     RELEASE = "release"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(rejected)
 
 
 def rejected(
     doing: Annotated[
-        Doing | None, typer.Argument(help="Show one, or let them in.", show_default=False)
+        RejectedAction | None, typer.Argument(help="Show one, or let them in.", show_default=False)
     ] = None,
     ids: Annotated[list[int] | None, typer.Argument(help="Which: as the listing has it.")] = None,
     route: RouteName = None,
@@ -89,23 +88,24 @@ def rejected(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """List refused requests with the cause of each; show one; release what is valid by now.
+    """List rejected requests with the cause of each; show one; release those that are valid now.
 
-    A small part of what is refused is kept, without credentials. A release verifies again in full,
-    with the routes' present secrets, as of when the request came: what was forged stays refused.
+    Only a small part of the rejected requests is stored, without credentials. A release verifies in
+    full again, with the current secrets of the routes, as of the time when the request arrived.
+    Forged requests stay rejected.
 
     Examples: [bold]gateway rejected --since 1h[/bold], [bold]gateway rejected show 42[/bold],
     [bold]gateway rejected release --route stripe --all[/bold]
     """
     chosen = given(route=route, code=code, since=since)
-    if doing is not Doing.RELEASE and (everything or to_route or reason or dry_run or yes):
+    if doing is not RejectedAction.RELEASE and (everything or to_route or reason or dry_run or yes):
         raise typer.BadParameter(
             "--all, --to-route, --reason, --dry-run and --yes belong to release"
         )
-    if doing is Doing.RELEASE:
+    if doing is RejectedAction.RELEASE:
         order = given(ids=ids or None, to_route=to_route, reason=reason)
         _release(ReleaseParams(**chosen, **order, all=everything), dry_run, yes, as_json, url)
-    elif doing is Doing.SHOW:
+    elif doing is RejectedAction.SHOW:
         _show(ids or [], body, as_json, url)
     else:
         _list(chosen, group, limit, as_json, url)
@@ -141,7 +141,7 @@ def _cause(row: RejectedRow) -> str:
 
 
 def _print_groups(groups: list[RejectedGroup]) -> None:
-    """Each cause whole: in a column of a table, its words would be unreadable."""
+    """Print each cause in full. A table column would be too narrow for the text."""
     out = console()
     if not groups:
         out.print("No refused request was kept.")
@@ -175,7 +175,7 @@ def _print_body(found: RejectedDetail) -> None:
         raise CommandFailed(f"there is no body to print: {_kept(found)}")
     exact = found["body_base64"]
     raw = found["body"].encode() if exact is None else b64decode(exact)
-    if sys.stdout.isatty():  # from a stranger, who may want to steer the terminal
+    if sys.stdout.isatty():  # untrusted bytes could control the terminal
         lines = raw.decode("utf-8", "backslashreplace").splitlines()
         console().print("\n".join(map(printable, lines)), markup=False)
     else:
@@ -246,7 +246,7 @@ def _release(
 
 
 def _each(params: ReleaseParams, url: str | None) -> list[ReleasedRow]:
-    async def collect(desk: Desk) -> list[ReleasedRow]:
+    async def collect(desk: OperationClient) -> list[ReleasedRow]:
         rows: list[ReleasedRow] = []
         after = None
         while True:

@@ -1,4 +1,4 @@
-"""`rekey`: everything that is encrypted, under the first key."""
+"""The command `rekey`: re-encrypt all data under the first key."""
 
 import asyncio
 import time
@@ -7,21 +7,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.api.desk import Desk
+from gateway.api.operation_client import OperationClient
 from gateway.api.operations.rekey import MOST, REKEY, RekeyParams
 from gateway.api.shapes import RekeyedAnswer
+from gateway.base.units import format_count
 from gateway.cli.asking import AsJson, Reason, RouteName, Url, at_desk, given
 from gateway.cli.output import complain, console, print_json, print_rows, printable
 from gateway.cli.progress import progress
-from gateway.notation.quantities import format_count
-from gateway.operate.keys import KeyState, in_use
+from gateway.operations.encryption import KeyState, in_use
 
 COUNTS: Final = ("events", "attempts", "effects", "rejected", "past")
 STEPS_A_SECOND: Final = 4
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(rekey)
 
 
@@ -34,10 +33,11 @@ def rekey(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Put all that is encrypted under the first of `keys`, so that older keys can be taken away.
+    """Re-encrypt everything under the first of `keys`, so that older keys can be removed.
 
-    Also what was stored before its route was encrypted. In small steps, beside live traffic: to
-    stop it does no harm, and it can be run again. Exit 1 where something is left under another key.
+    Also encrypts data stored before its route was encrypted. It works in small steps, beside live
+    traffic. It is safe to stop it and to run it again. Exit 1 if something is left under another
+    key.
 
     Example: [bold]gateway rekey --rate 500[/bold]
     """
@@ -51,7 +51,7 @@ def rekey(
         raise typer.Exit(1)
 
 
-async def _collect(desk: Desk, params: RekeyParams, rate: int | None) -> dict[str, Any]:
+async def _collect(desk: OperationClient, params: RekeyParams, rate: int | None) -> dict[str, Any]:
     total: dict[str, Any] = {}
     with progress("rekeying", None) as show:
         async for piece in _pieces(desk, params, rate):
@@ -63,9 +63,9 @@ async def _collect(desk: Desk, params: RekeyParams, rate: int | None) -> dict[st
 
 
 async def _pieces(
-    desk: Desk, params: RekeyParams, rate: int | None
+    desk: OperationClient, params: RekeyParams, rate: int | None
 ) -> AsyncIterator[RekeyedAnswer]:
-    """Asks until there is no next piece, so many a second."""
+    """Run the operation until there is no next piece, with at most `rate` rows per second."""
     after, free_s = None, time.monotonic()
     limit = None if rate is None else max(1, rate // STEPS_A_SECOND)
     while True:
@@ -81,7 +81,7 @@ async def _pieces(
 
 
 def _left(keys: list[KeyState]) -> list[KeyState]:
-    """Keys other than the first under which something still is."""
+    """Return the keys other than the first that are still in use."""
     return [key for key in keys if not key["encrypts"] and in_use(key)]
 
 

@@ -1,4 +1,4 @@
-"""`send`: signed samples to a running gateway."""
+"""The command `send`: send signed samples to a running gateway."""
 
 import asyncio
 from collections import Counter
@@ -7,18 +7,17 @@ from typing import Annotated
 
 import typer
 
+from gateway.base.errors import CommandFailed
 from gateway.cli.output import console, printable
-from gateway.development import read_up
-from gateway.errors import CommandFailed
-from gateway.operate.send import Sender, Sent, make_sender
-from gateway.scaffold.known_types import doubt
-from gateway.settings import Settings, discover, load_settings
+from gateway.config.development import read_up
+from gateway.config.settings import Settings, discover, load_settings
+from gateway.dev.scaffold.known_types import doubt
+from gateway.operations.send import Sender, Sent, make_sender
 
 SHOWN = 10
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(send)
 
 
@@ -39,12 +38,11 @@ def send(
         ),
     ] = None,
 ) -> None:
-    """Sign a realistic sample with the route's own secret and post it, showing the answer.
+    """Sign a realistic sample with the route's own secret, send it, and show the response.
 
-    A type that Stripe or GitHub is not known to send is sent, too, with a notice.
-
-    Of a sender that signs with a private key the route has only the public one:
-    [bold]--secret[/bold] says where the other is.
+    A type that Stripe or GitHub is not known to send is sent too, with a notice. If the sender
+    signs with a private key, the route only has the public one: give the private key with
+    [bold]--secret[/bold].
 
     Examples: [bold]gateway send stripe payment_intent.succeeded[/bold],
     [bold]gateway send github push --count 100[/bold],
@@ -65,7 +63,7 @@ def send(
 
 
 def running(settings: Settings) -> str:
-    """The URL of the running `up`, or where `serve` would be."""
+    """Return the URL of the running `up`, or else the configured host and port of `serve`."""
     up = read_up(settings.data_dir)
     return up.url if up is not None else f"http://{settings.host}:{settings.port}"
 

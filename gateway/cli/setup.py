@@ -1,4 +1,4 @@
-"""`migrate`, `check`, `schema` and `routes`."""
+"""The commands `migrate`, `check`, `schema` and `routes`."""
 
 import asyncio
 import os
@@ -8,27 +8,34 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.base.errors import SchemaMismatch, StorageUnavailable
+from gateway.base.units import format_duration, format_rate
 from gateway.cli.output import console, print_json, print_rows
 from gateway.cli.providers import INTEGRITY
-from gateway.development import stand_ins
+from gateway.config.development import stand_ins
+from gateway.config.project import Project, database_url, load_project
+from gateway.config.registry import Registry
+from gateway.config.routes import (
+    Config,
+    find_open_queues,
+    json_schema,
+    load_config,
+    valid_references,
+)
+from gateway.config.settings import discover, load_settings
+from gateway.dev.scaffold.known_types import find_doubtful
 from gateway.ledger.connection import connect
+from gateway.ledger.migrate import check_version, read_schema
 from gateway.ledger.migrate import migrate as apply_migrations
-from gateway.ledger.migrate import read_schema
-from gateway.ledger.partitions import prepare
-from gateway.notation.quantities import format_duration, format_rate
-from gateway.operate.status.secrets import find_expiries
-from gateway.project import database_url, load_project
+from gateway.ledger.names import find_lost_handlers, prepare_routes, settle_names
+from gateway.operations.status.attention import advise_lost
+from gateway.operations.status.engines import find_expiries
 from gateway.providers.provider import Integrity
-from gateway.registry import Registry
-from gateway.routes import Config, find_open_queues, json_schema, load_config, valid_references
-from gateway.scaffold.known_types import find_doubtful
-from gateway.settings import discover, load_settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
     app.command()(migrate)
     app.command()(check)
     app.command()(schema)
@@ -36,9 +43,9 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate() -> None:
-    """Bring the database up to this code, then apply the project's own schema files.
+    """Migrate the database to the schema of this code, then apply the project's own schema files.
 
-    Safe to run from many places at once, and again: what is applied stays applied.
+    It is safe to run it again, and to run it in several processes at once.
     """
     settings = discover(load_settings())
     config = load_config(settings.config)
@@ -56,7 +63,7 @@ async def _migrate(url: str, config: Config) -> tuple[str, ...]:
     connection = await connect(url, name="gateway migrate")
     try:
         applied = await apply_migrations(connection, files)
-        await prepare(connection, config.retention)
+        await prepare_routes(connection, config)
         return applied
     finally:
         await connection.close()
@@ -65,8 +72,9 @@ async def _migrate(url: str, config: Config) -> tuple[str, ...]:
 def check() -> None:
     """Check the configuration: settings, routes, secrets and handlers. Exit 2 with every problem.
 
-    Touches no database. Good as the last step of a build. Development secrets that `gateway init`
-    or `gateway up` made count, and are told.
+    Good as the last step of a build. If GATEWAY_DATABASE_URL is set, the names are also compared
+    with the ledger, without changes to it; otherwise no database is needed. Development secrets
+    made by `gateway init` or `gateway up` are accepted and reported.
     """
     settings = discover(load_settings(), with_kept_secrets=True)
     project = load_project(settings, with_secrets=True, with_api_keys=True)
@@ -82,14 +90,39 @@ def check() -> None:
         console().print(f"warning: {expiry}", markup=False)
     for warning in _warnings(project.config):
         console().print(f"warning: {warning}", markup=False)
+    for lost in asyncio.run(_in_ledger(project)):
+        console().print(lost, markup=False)
     for doubt in (*find_open_queues(config), *find_doubtful(project)):
         console().print(f"notice: {doubt}", markup=False)
     counted = _counted(project.config, project.registry)
     console().print(f"{settings.config}: {counted}, all in order")
 
 
+async def _in_ledger(project: Project) -> list[str]:
+    """Return warnings about names, if there is a ledger. Raises ConfigInvalid."""
+    if project.settings.database_url is None:
+        return []
+    try:
+        connection = await connect(database_url(project.settings), name="gateway check")
+    except StorageUnavailable as error:
+        return [f"notice: renamed routes and handlers are not checked: {error}"]
+    try:
+        await check_version(connection)
+        names = await settle_names(connection, project.declared_names(), keep=False)
+        lost = await find_lost_handlers(connection, project.identified(names).registry)
+    except (StorageUnavailable, SchemaMismatch) as error:
+        return [f"notice: renamed routes and handlers are not checked: {error}"]
+    finally:
+        await connection.close()
+    return [
+        f"warning: {names.handlers.label(handler)} has a history in the ledger, and is no handler"
+        f" any more: {advise_lost(names.handlers.label(handler))}"
+        for handler in lost
+    ]
+
+
 def _warnings(config: Config) -> Iterator[str]:
-    """Routes whose sender proves little, or need not, or whose handshake can only be refused."""
+    """Warn about routes with weak or optional verification, or with a handshake that must fail."""
     for route in config.doors:
         integrity = route.provider.integrity
         if not route.enforce:
@@ -120,7 +153,7 @@ def schema() -> None:
 
 
 def routes(as_json: AsJson = False) -> None:
-    """List the routes and who handles what."""
+    """List the routes and their handlers."""
     settings = discover(load_settings())
     project = load_project(settings)
     rows = [

@@ -1,4 +1,4 @@
-"""`show`: one event, on the screen or in a file."""
+"""The command `show`: print an event or save it to a file."""
 
 import sys
 from base64 import b64decode
@@ -13,16 +13,15 @@ import typer
 from gateway.api.operations.events import REVEAL, SHOW, RevealParams, ShowParams
 from gateway.api.operations.pauses import PAUSES, PausesParams
 from gateway.api.shapes import EventDetail, PauseRow
+from gateway.base.errors import CommandFailed
+from gateway.base.model import payload_bytes
 from gateway.cli.asking import AsJson, Reason, RouteName, Url, ask, given
 from gateway.cli.output import cell, console, print_json, printable
-from gateway.errors import CommandFailed
-from gateway.model import payload_bytes
-from gateway.operate.record import record, save
-from gateway.redaction.redaction import WHOLE
+from gateway.operations.record import record, save
+from gateway.privacy.redaction import WHOLE
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
     app.command()(show)
 
 
@@ -51,7 +50,7 @@ def show(
     reason: Reason = None,
     url: Url = None,
 ) -> None:
-    """Show one event: what came, its deliveries and every attempt.
+    """Show one event: the request, its deliveries and every attempt.
 
     Examples: [bold]gateway show evt_1Pabc[/bold], [bold]gateway show 42[/bold],
     [bold]gateway show evt_1Pabc --body > event.json[/bold],
@@ -122,7 +121,7 @@ def _save(event: dict[str, Any], file: Path, redacting: list[str], force: bool) 
 
 
 def _verified(event: dict[str, Any]) -> str:
-    """Under which secret; and how far apart the clocks were, travel included."""
+    """Format the secret that verified the event, and the signature's age including transit."""
     if event["unverified"]:
         return "not at all: its signature was wrong, and enforce is false, in development"
     under = f"under {printable(event['verified_by'])}"
@@ -155,7 +154,7 @@ def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow], shown: bool)
 
 
 def _print_pauses(delivery: dict[str, Any], pauses: Sequence[PauseRow]) -> None:
-    """Why what is due does not run."""
+    """Print the pauses that hold back a delivery."""
     for pause in pauses:
         if pause["route"] == delivery["route"] and pause["handler"] in (None, delivery["handler"]):
             of = "route" if pause["handler"] is None else "handler"
@@ -238,14 +237,37 @@ def _turn_line(delivery: dict[str, Any]) -> str:
 
 def _effect_line(effect: dict[str, Any], shown: bool) -> str:
     name = printable(effect["name"])
+    if effect["made_by"] is not None:
+        return f"once {name}: {_kept_line(effect, shown)}"
     if effect["status"] == "done":
-        result = printable(effect["result"] or "null")[:160]
-        if effect["encrypted"] and not shown:
-            result = "encrypted (read it with --reveal)"
-        return f"once {name}: done {cell(effect['finished_at'])}, result {result}"
+        return f"once {name}: done {cell(effect['finished_at'])}, {_result(effect, shown)}"
+    line = f"once {name}: {_unknown(effect)}, called {cell(effect['begun_at'])}"
+    if effect["status"] == "begun" and effect["unknown_at"] is not None:
+        return f"{line}; a retry is ordered"
+    return line + (_advice(effect["delivery_id"]) if effect["status"] == "unknown" else "")
+
+
+def _kept_line(effect: dict[str, Any], shown: bool) -> str:
+    """Format an effect that the delivery of another event made under the same key."""
+    event = effect["made_by_event"]
+    by = "an event that is no longer kept" if event is None else printable(event)
+    if effect["status"] == "done":
+        known = effect["finished_at"] is not None  # else it was done after this delivery ended
+        return f"kept: done by {by}" + (f", {_result(effect, shown)}" if known else "")
+    line = f"kept: {_unknown(effect)}, called by {by}"
+    return line + (_advice(effect["made_by"]) if effect["status"] == "unknown" else "")
+
+
+def _result(effect: dict[str, Any], shown: bool) -> str:
+    if effect["encrypted"] and not shown:
+        return "result encrypted (read it with --reveal)"
+    return f"result {printable(effect['result'] or 'null')[:160]}"
+
+
+def _unknown(effect: dict[str, Any]) -> str:
     why = f" ({printable(effect['error'])})" if effect["error"] else ""
-    line = f"once {name}: outcome unknown{why}, called {cell(effect['begun_at'])}"
-    if effect["status"] == "unknown":
-        delivery = effect["delivery_id"]
-        line += f"; `gateway effects retry {delivery}` or `gateway effects confirm {delivery}`"
-    return line
+    return f"outcome unknown{why}"
+
+
+def _advice(delivery: int) -> str:
+    return f"; `gateway effects retry {delivery}` or `gateway effects confirm {delivery}`"

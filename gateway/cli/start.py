@@ -1,4 +1,4 @@
-"""`init` and `new`: the first project and the next handler."""
+"""The commands `init` and `new`: create a project and add handlers."""
 
 import os
 import shlex
@@ -9,28 +9,27 @@ from typing import Annotated
 import typer
 
 from gateway.cli.output import console
-from gateway.development import development_secrets
+from gateway.config.development import development_secrets
+from gateway.config.settings import load_settings
+from gateway.dev.scaffold.handler import HandlerRequest, write_handler
+from gateway.dev.scaffold.project import STARTERS, write_project
 from gateway.providers import PROVIDERS
-from gateway.scaffold.handler import Order, write_handler
-from gateway.scaffold.project import STARTERS, write_project
-from gateway.settings import load_settings
 
 
-class Kind(StrEnum):
-    """What `new` makes."""
+class NewKind(StrEnum):
+    """The things that `new` can create."""
 
     HANDLER = "handler"
 
 
 class StarterName(StrEnum):
-    """A provider that `init` has a route and a handler for."""
+    """The providers for which `init` has a route and a handler."""
 
     STRIPE = "stripe"
     GITHUB = "github"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
     app.command()(init)
     app.command()(new)
 
@@ -44,7 +43,7 @@ def init(
 ) -> None:
     """Make a project that works at once: routes, a handler with its table and test, compose file.
 
-    Overwrites nothing: where a file is there already with other content, nothing is written.
+    Overwrites nothing: if one of the files exists with other content, no file is written.
 
     Example: [bold]gateway init shop[/bold], then [bold]cd shop[/bold] and
     [bold]gateway up --reload[/bold]
@@ -69,7 +68,7 @@ def init(
 
 
 def new(
-    kind: Annotated[Kind, typer.Argument(help="What to add.", show_default=False)],
+    kind: Annotated[NewKind, typer.Argument(help="What to add.", show_default=False)],
     route: Annotated[str, typer.Argument(help="A route of routes.yaml.")],
     type: Annotated[str, typer.Argument(help="An event type, such as invoice.paid.")],
     event: Annotated[
@@ -87,14 +86,16 @@ def new(
         typer.Option("--force", help="Also for a type that the provider is not known to send."),
     ] = False,
 ) -> None:
-    """Add a handler, made from an event: with its table, its test and its place in routes.yaml.
+    """Add a handler for an event type: with its table, its test and its entry in routes.yaml.
 
-    The event is the sample of its type, or a recorded one of yours. All of it is written, or
-    nothing.
+    The code is generated from the sample of the type, or from a recorded event of yours. Either all
+    files are written or none.
 
     Example: [bold]gateway new handler stripe invoice.paid[/bold]
     """
-    order = Order(route=route, type=type, event=event, module=module, name=name, force=force)
+    order = HandlerRequest(
+        route=route, type=type, event=event, module=module, name=name, force=force
+    )
     made = write_handler(load_settings().config, order)
     out = console()
     for path in made.files:

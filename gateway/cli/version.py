@@ -1,4 +1,4 @@
-"""`gateway --version`: of the code, and of the schema that it needs."""
+"""The option `gateway --version`: the versions of the code and of its schema."""
 
 import platform
 from importlib.metadata import version
@@ -12,7 +12,6 @@ DISTRIBUTION: Final = "webhook-gateway-server"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the option."""
     app.callback()(_options)
 
 

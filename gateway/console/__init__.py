@@ -1,1 +1,1 @@
-"""The dashboard: pages over the same operations that the commands and the Admin API have."""
+"""The web console: pages over the same operations as the commands and the Admin API."""

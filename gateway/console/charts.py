@@ -1,4 +1,4 @@
-"""Charts as SVG, made here: bars over time, stacked, each with its figures to hover over."""
+"""Charts as inline SVG: stacked bars over time, with the values as tooltips."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ GAP: Final = 1
 TICKS: Final = 4
 
 NICE: Final = (1, 2, 5)
-"""A scale ends at one of these, times a power of ten."""
+"""The upper end of a scale is one of these numbers times a power of ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One kind of what is counted."""
+    """One stacked series of a chart."""
 
     name: str
     kind: str
-    """Its colour and its pattern: a class of the stylesheet."""
+    """The CSS class with its color and pattern."""
     values: Sequence[int]
 
     @property
@@ -34,7 +34,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Bars over a span of time."""
+    """A stacked bar chart over time."""
 
     title: str
     start: datetime
@@ -66,7 +66,7 @@ class Chart:
             top=TOP + 6,
             most=f"{most:,}",
             ticks=self._ticks(bars, wide),
-            bars=Markup(drawn),  # noqa: S704 (made here, of numbers and our own words)
+            bars=Markup(drawn),  # noqa: S704 (generated here, from numbers and our labels)
         )
 
     def _bar(self, n: int, wide: float, most: int) -> str:
@@ -78,7 +78,8 @@ class Chart:
                 continue
             tall = max(room * value / most, 1.0)
             y -= tall
-            # All of it is ours, so nothing is to be escaped; and there are a thousand of them.
+            # Plain strings without escaping: all values are our own, and there
+            # are a thousand of them.
             pieces.append(
                 f'<rect class="{series.kind}" x="{n * wide:.2f}" y="{y:.2f}"'
                 f' width="{max(wide - GAP, 1):.2f}" height="{tall:.2f}"/>'
@@ -105,7 +106,10 @@ class Chart:
 def fill(
     rows: Sequence[Mapping[str, int]], names: Mapping[str, tuple[str, Sequence[str]]]
 ) -> list[Series]:
-    """Series from what was counted in each step: per series its class and the outcomes in it."""
+    """Build the series from the counts of each step.
+
+    `names` maps each series to its CSS class and its outcomes.
+    """
     return [
         Series(
             name=name,

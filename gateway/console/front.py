@@ -1,4 +1,4 @@
-"""The console of a `serve` process, where somebody may come in."""
+"""The console routes of a `serve` process, if access to the console is configured."""
 
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -6,13 +6,13 @@ from typing import Final
 
 from starlette.routing import BaseRoute
 
-from gateway.api.front import FrontOffice
-from gateway.console.access import Access
+from gateway.api.admin_api import AdminApi
+from gateway.config.settings import Settings
+from gateway.console.request import PREFIX
+from gateway.console.sessions import Access
 from gateway.console.site import Site
-from gateway.console.visit import PREFIX
-from gateway.receive.address import Addresses
+from gateway.http.client_address import Addresses
 from gateway.receive.guard import secret_of
-from gateway.settings import Settings
 
 PAGES: Final = (
     (f"{PREFIX}/", "Overview"),
@@ -29,7 +29,10 @@ PAGES: Final = (
 
 
 def console_access(settings: Settings) -> Access:
-    """Nobody without a token, but on the loopback of a `gateway up`."""
+    """Return the access rules.
+
+    Without a token only a `gateway up` on a loopback address is open.
+    """
     return Access(
         admin=secret_of(settings.admin_token),
         reader=secret_of(settings.read_token),
@@ -38,9 +41,9 @@ def console_access(settings: Settings) -> Access:
 
 
 def console_routes(
-    settings: Settings, access: Access, front: FrontOffice, addresses: Addresses
+    settings: Settings, access: Access, front: AdminApi, addresses: Addresses
 ) -> list[BaseRoute]:
-    """Its pages; none where nobody may come."""
+    """Return the routes of the console, or no routes if it is off."""
     site = Site(
         access,
         addresses=addresses,

@@ -1,4 +1,4 @@
-"""How values look on a page. Everything that came from outside is shown as text."""
+"""Format values for pages. All external data is shown as text."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gateway.notation.quantities import format_roughly
+from gateway.base.units import format_roughly
 
 HIDDEN: Final = {
     code: f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
@@ -23,19 +23,20 @@ HIDDEN: Final = {
         *range(0xE0000, 0xE0080),
     )
 }
-"""Controls, marks that turn the direction of text, letters that have no shape: shown as what they
-are, or they could make a page say something else than what was sent."""
+"""Invisible characters (controls, bidirectional marks, letters without a glyph) and their escapes.
+They are shown escaped, because they could make a page show other text than was sent.
+"""
 
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def plain(value: object) -> str:
-    """Text without anything that does not show."""
+    """Return the text with invisible characters escaped."""
     return str(value).translate(HIDDEN)
 
 
 def moment(at: datetime | None, *, date: bool = True) -> Markup:
-    """A time: in UTC, which the script turns into the viewer's own."""
+    """Format a time in UTC. The script converts it to the viewer's time zone."""
     if at is None:
         return Markup("")
     at = at.astimezone(UTC)
@@ -47,7 +48,7 @@ def moment(at: datetime | None, *, date: bool = True) -> Markup:
 
 
 def age(at: datetime | None, now: datetime) -> Markup:
-    """How long ago, with the time itself to look at."""
+    """Format the age of a time, with the exact time as a tooltip."""
     if at is None:
         return Markup("")
     exact = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -63,7 +64,7 @@ def count(number: float | None) -> str:
 
 
 def milliseconds(ms: float | None) -> str:
-    """A duration, in the unit in which a person would say it."""
+    """Format a duration with a suitable unit."""
     if ms is None:
         return "–"  # noqa: RUF001 (a dash, not a minus)
     if ms < 1000:
@@ -91,7 +92,7 @@ def percent(share: float | None) -> str:
 
 
 def code(text: str) -> Markup:
-    """Words in which backticks mark what is typed."""
+    """Mark up text in backticks as code."""
     parts = escape(plain(text)).split("`")
     marked = (Markup("<code>{}</code>").format(p) if n % 2 else p for n, p in enumerate(parts))
     return Markup("").join(marked)
@@ -116,7 +117,7 @@ def _make_templates() -> Environment:
 
 
 def _finalize(value: object) -> object:
-    """Whatever a page shows is free of marks that do not show, also where nobody thought of it."""
+    """Escape invisible characters in every value on a page, including values without a filter."""
     if isinstance(value, Markup):
         return value
     return plain(value) if isinstance(value, str) else value

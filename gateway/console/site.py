@@ -1,4 +1,4 @@
-"""The console as a whole: who is let in, what every answer says, which page answers what."""
+"""The console application: authentication, security headers and routing."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -13,12 +13,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router, request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.office import Office
-from gateway.console.access import Access, Visitor
-from gateway.console.entrance import SESSION, Entrance
-from gateway.console.pages import ORDERS, PAGES
-from gateway.console.visit import PREFIX, Visit, back_to, safe_place
-from gateway.errors import (
+from gateway.api.operation import OperationContext
+from gateway.base.errors import (
     BadRequest,
     CommandFailed,
     ConfigInvalid,
@@ -28,10 +24,14 @@ from gateway.errors import (
     StorageUnavailable,
     TransitionRefused,
 )
+from gateway.console.login import SESSION, Login
+from gateway.console.pages import ORDERS, PAGES
+from gateway.console.request import PREFIX, ConsoleRequest, back_to, safe_place
+from gateway.console.sessions import Access, ConsoleUser
+from gateway.http.body import drain
+from gateway.http.client_address import Addresses
 from gateway.ledger.connection import TROUBLE, describe
-from gateway.ledger.logins import has_ended
-from gateway.receive.address import Addresses
-from gateway.receive.body import drain
+from gateway.ledger.reloads import has_ended
 
 POLICY: Final = "; ".join(
     (
@@ -45,10 +45,10 @@ POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Nothing from elsewhere, nothing inline: a payload that got into a page could still do nothing."""
+"""Only our own, external resources: a payload that was injected into a page could not run."""
 
-# Referrers stay here, but are not left out altogether: with them a browser leaves out the origin of
-# an order, too, and without TLS it has no other way to say where that comes from.
+# Referrers are sent to this site only, but not disabled: without them a browser also omits the
+# Origin of a form, and without TLS nothing else says where the form came from.
 HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -70,16 +70,21 @@ FORWARDING: Final = (
     *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
     *("x-real-ip", "cf-connecting-ip", "tailscale-user-login"),
 )
-"""What a tunnel or a proxy adds that lets others in under the name of this machine."""
+"""Headers of tunnels and proxies, which may let remote clients in under
+the name of this machine.
+"""
 
 log = structlog.get_logger("gateway.console")
 
-Page = Callable[[Visit], Awaitable[Response]]
+Page = Callable[[ConsoleRequest], Awaitable[Response]]
 
 
 class _ReadingRoute(Route):
-    """A route that other methods than GET and HEAD pass by. A webhook that is sent to this path is
-    one for an unknown path: answered 404, and kept as a rejected request."""
+    """A route that does not match methods other than GET and HEAD.
+
+    A webhook sent to this path is treated like one to an unknown path: the response is 404, and it
+    is kept as a rejected request.
+    """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -87,19 +92,19 @@ class _ReadingRoute(Route):
 
 
 class Site:
-    """Answers everything under /console."""
+    """ASGI application for all paths under /console."""
 
     def __init__(
         self,
         access: Access,
         *,
         addresses: Addresses,
-        open_office: Callable[[str], Office],
+        open_office: Callable[[str], OperationContext],
         is_secure: bool,
         shared: Mapping[str, Any],
     ) -> None:
         self._access = access
-        self._entrance = Entrance(access, addresses, open_office)
+        self._entrance = Login(access, addresses, open_office)
         self._is_secure = is_secure
         self._open_office = open_office
         self._shared = shared
@@ -115,7 +120,7 @@ class Site:
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """None where there is no token, and no loopback to trust."""
+        """The routes, or none if there is neither a token nor a trusted loopback address."""
         if self._access.is_off:
             return []
         return [_ReadingRoute("/", _to_front), Route(PREFIX, _to_front), Mount(PREFIX, self)]
@@ -138,7 +143,7 @@ class Site:
         with suppress(ClientDisconnect):
             app = await self._choose(request)
             if app not in (self._inside, self._entrance):
-                await drain(receive)  # else the connection is cut before the answer is read
+                await drain(receive)  # else the connection is reset before the client reads
             await app(scope, receive, send_guarded)
 
     async def _choose(self, request: Request) -> ASGIApp:
@@ -159,7 +164,7 @@ class Site:
             is_over = visitor.session and await has_ended(
                 self._open_office(visitor.actor).ledger, visitor.session
             )
-        except TROUBLE as error:  # which no page could do without either
+        except TROUBLE as error:  # no page works without the ledger
             return _trouble(self._visit(request), error)
         return _to_login(request) if is_over else self._inside
 
@@ -174,7 +179,7 @@ class Site:
         return answer
 
     def _does(self, order: Page) -> Callable[[Request], Awaitable[Response]]:
-        """An order is refused as a notice on the page that it was given on."""
+        """Wrap an action. If it fails, show the reason as a notice on the page of its form."""
 
         async def answer(request: Request) -> Response:
             visit = self._visit(request)
@@ -190,10 +195,10 @@ class Site:
 
         return answer
 
-    def _visit(self, request: Request) -> Visit:
-        visitor: Visitor = request.scope["visitor"]
+    def _visit(self, request: Request) -> ConsoleRequest:
+        visitor: ConsoleUser = request.scope["visitor"]
         office = self._open_office(visitor.actor)
-        return Visit(request=request, visitor=visitor, office=office, shared=self._shared)
+        return ConsoleRequest(request=request, visitor=visitor, office=office, shared=self._shared)
 
 
 def _static(name: str, kind: str) -> Response:
@@ -205,12 +210,15 @@ async def _to_front(_: Request) -> Response:
     return RedirectResponse(f"{PREFIX}/", status_code=307)
 
 
-async def _unknown(visit: Visit) -> Response:
+async def _unknown(visit: ConsoleRequest) -> Response:
     raise NotFound("there is no such page")
 
 
 def _to_login(request: Request) -> Response:
-    """With where to go on from there; an order is not repeated, but one is where it was given."""
+    """Redirect to the login, and from there back to the page.
+
+    A form is not sent again after the login, so the user returns to the page of the form.
+    """
     place = request.url.path
     if request.url.query:
         place += f"?{request.url.query}"
@@ -219,8 +227,11 @@ def _to_login(request: Request) -> Response:
 
 
 def is_own(request: Request) -> bool:
-    """Whether an order comes from one of our own pages. Browsers say so, each in its way; what
-    says nothing is no browser, and has the Admin API."""
+    """Return whether a form was sent from one of our own pages.
+
+    Browsers say so in `Sec-Fetch-Site` or `Origin`. A client that sends neither is not a browser,
+    and should use the Admin API.
+    """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -229,13 +240,16 @@ def is_own(request: Request) -> bool:
 
 
 def _is_encrypted(request: Request) -> bool:
-    """Whether the browser talks TLS, to whatever is before us: its orders say so themselves."""
+    """Whether the browser uses TLS, possibly to a proxy in front of us. Its `Origin` shows this."""
     return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
 
 
 def _is_local(request: Request) -> bool:
-    """By the name that was asked for: a page elsewhere can have its own name lead to us. What
-    somebody passed on is not from here, whatever name it asks for."""
+    """Return whether the request is for this machine, by its Host header.
+
+    DNS rebinding can make another site's name resolve to us, so only loopback names are accepted. A
+    forwarded request is not local, whatever its Host is.
+    """
     if any(name in request.headers for name in FORWARDING):
         return False
     try:
@@ -245,7 +259,7 @@ def _is_local(request: Request) -> bool:
     return name in LOOPBACK
 
 
-def _trouble(visit: Visit, error: Exception) -> Response:
+def _trouble(visit: ConsoleRequest, error: Exception) -> Response:
     match error:
         case NotFound():
             status, said = 404, str(error)

@@ -1,1 +1,1 @@
-"""The truth in Postgres: events, deliveries, attempts, and every move between states."""
+"""The system of record in Postgres: events, deliveries, attempts, and every state transition."""

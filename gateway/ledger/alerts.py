@@ -1,52 +1,52 @@
-"""Alerts in the ledger: what stands, and whom it was told."""
+"""Alerts in the ledger: the active ones, and which destinations were notified."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Literal
 
 import asyncpg
+import orjson
 from typing_extensions import TypedDict
 
-from gateway.ledger.connection import Executor
-from gateway.ledger.queries import QUERIES
+from gateway.ledger.connection import QUERIES, Executor
 
 LOCK: Final = 0x616C657274
-"""One worker at a time decides: "alert" in ASCII."""
+"""The advisory lock that lets one worker at a time evaluate alerts: "alert" in ASCII."""
 
 MOST_COUNTED: Final = 10_000
-"""Up to so many are counted: it costs the same, however many there are."""
+"""The maximum that is counted, so that the cost is bounded."""
 
 
-class Kind(StrEnum):
-    """What an alert is about."""
+class AlertKind(StrEnum):
+    """The subject of an alert."""
 
     DEAD = "dead"
     BACKLOG = "backlog"
     EFFECTS = "effects"
-    """Effects of unknown outcome."""
+    """Effects with an unknown outcome."""
 
 
-Key = tuple[Kind, str, str]
+Key = tuple[AlertKind, str, str]
 """Kind, route, handler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """How an alert stands."""
+    """The state of an alert."""
 
-    kind: Kind
+    kind: AlertKind
     route: str
     handler: str
     raised_at: datetime
     cleared_at: datetime | None = None
     round: int = 0
-    """How often it was told since it was raised."""
+    """The number of notifications since it was raised."""
     told_at: datetime | None = None
-    """The last time, this one or an earlier one of the same handler."""
+    """The time of the last notification, of this alert or of an earlier one of the same handler."""
     told_through: datetime | None = None
-    """Dead letters, or effects of unknown outcome, up to this moment were told of."""
+    """Dead letters, or effects with an unknown outcome, up to this time have been reported."""
     paused: bool = False
 
     @property
@@ -59,14 +59,14 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something that may be worth an alert."""
+class AlertFinding:
+    """A condition that may deserve an alert."""
 
-    kind: Kind
+    kind: AlertKind
     route: str
     handler: str
     is_enough: bool = True
-    """Whether it is worth a telling of its own."""
+    """Whether it is worth a notification of its own."""
     paused: bool = False
 
     @property
@@ -75,11 +75,11 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """Who does not let a handler run."""
+class HandlerPause:
+    """The pause of a handler: its author, time and reason."""
 
     handler: str
-    """Empty: all of the route."""
+    """Empty if the whole route is paused."""
     actor: str
     since: datetime
     reason: str | None
@@ -87,86 +87,92 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What there is to say of an alert."""
+    """The current details of an alert."""
 
     count: int
     """At most MOST_COUNTED."""
     since: datetime
     untold: int = 0
-    """Dead letters, or effects of unknown outcome, that were not reported yet."""
+    """The number of dead letters, or effects with an unknown outcome, that were not reported
+    yet."""
     error: str | None = None
-    """Why the last one died, or how the last call ended."""
-    pause: Pause | None = None
+    """The error of the last dead letter, or of the last call."""
+    pause: HandlerPause | None = None
     orphaned: bool = False
-    """No worker has the handler."""
+    """Whether no worker has the handler."""
 
 
 async def start_look(ledger: Executor, now: datetime | None) -> datetime | None:
-    """The time by the ledger's clock; None while another worker looks."""
+    """Return the time by the ledger's clock, or None while another worker evaluates alerts."""
     [row] = await ledger.fetch(QUERIES["start_look"], LOCK, now)
     return row["at"] if row["is_mine"] else None
 
 
 async def load_alerts(ledger: Executor) -> list[Alert]:
-    """What stands, and what stood once."""
+    """Return all alerts, active or cleared."""
     rows = await ledger.fetch(QUERIES["list_alerts"])
-    return [Alert(**(dict(row) | {"kind": Kind(row["kind"])})) for row in rows]
+    return [Alert(**(dict(row) | {"kind": AlertKind(row["kind"])})) for row in rows]
 
 
-async def look_dead(ledger: Executor, *, enough: int, until: datetime) -> list[Finding]:
-    """Handlers with dead letters, and whether enough of them are news."""
+async def look_dead(ledger: Executor, *, enough: int, until: datetime) -> list[AlertFinding]:
+    """Return handlers with dead letters, and whether enough of them are new."""
     rows = await ledger.fetch(QUERIES["look_dead"], until, enough)
     return [
-        Finding(kind=Kind.DEAD, route=r["route"], handler=r["handler"], is_enough=r["n"] >= enough)
-        for r in rows
-    ]
-
-
-async def look_effects(ledger: Executor, *, enough: int, until: datetime) -> list[Finding]:
-    """Return handlers with effects of unknown outcome, and whether enough of them are news."""
-    rows = await ledger.fetch(QUERIES["look_effects"], until, enough, MOST_COUNTED)
-    return [
-        Finding(
-            kind=Kind.EFFECTS, route=r["route"], handler=r["handler"], is_enough=r["n"] >= enough
+        AlertFinding(
+            kind=AlertKind.DEAD, route=r["route"], handler=r["handler"], is_enough=r["n"] >= enough
         )
         for r in rows
     ]
 
 
-async def look_backlog(ledger: Executor, *, due_before: datetime) -> list[Finding]:
-    """Handlers with a delivery that has been due for too long."""
+async def look_effects(ledger: Executor, *, enough: int, until: datetime) -> list[AlertFinding]:
+    """Return handlers with effects with an unknown outcome, and whether enough of them are new."""
+    rows = await ledger.fetch(QUERIES["look_effects"], until, enough, MOST_COUNTED)
+    return [
+        AlertFinding(
+            kind=AlertKind.EFFECTS,
+            route=r["route"],
+            handler=r["handler"],
+            is_enough=r["n"] >= enough,
+        )
+        for r in rows
+    ]
+
+
+async def look_backlog(ledger: Executor, *, due_before: datetime) -> list[AlertFinding]:
+    """Return handlers with a delivery that has been due for too long."""
     rows = await ledger.fetch(QUERIES["look_backlog"], due_before)
-    return [Finding(kind=Kind.BACKLOG, **row) for row in rows]
+    return [AlertFinding(kind=AlertKind.BACKLOG, **row) for row in rows]
 
 
 async def describe_alerts(
     ledger: Executor, keys: Iterable[Key], at: datetime | None = None
 ) -> dict[Key, Details]:
-    """What there is to say of each; nothing of one that is over."""
+    """Return the current details of each alert. An alert that is over has none."""
     found: dict[Key, Details] = {}
     asked = list(keys)
-    routes, handlers = _columns(asked, Kind.DEAD)
+    routes, handlers = _columns(asked, AlertKind.DEAD)
     for r in await ledger.fetch(QUERIES["describe_dead"], routes, handlers, MOST_COUNTED):
-        found[Kind.DEAD, r["route"], r["handler"]] = Details(
+        found[AlertKind.DEAD, r["route"], r["handler"]] = Details(
             count=r["n"], since=r["since"], untold=r["untold"], error=r["error"]
         )
-    routes, handlers = _columns(asked, Kind.EFFECTS)
+    routes, handlers = _columns(asked, AlertKind.EFFECTS)
     for r in await ledger.fetch(QUERIES["describe_effects"], routes, handlers, MOST_COUNTED):
-        found[Kind.EFFECTS, r["route"], r["handler"]] = Details(
+        found[AlertKind.EFFECTS, r["route"], r["handler"]] = Details(
             count=r["n"], since=r["since"], untold=r["untold"], error=r["error"]
         )
-    routes, handlers = _columns(asked, Kind.BACKLOG)
+    routes, handlers = _columns(asked, AlertKind.BACKLOG)
     for r in await ledger.fetch(QUERIES["describe_backlog"], routes, handlers, MOST_COUNTED, at):
-        found[Kind.BACKLOG, r["route"], r["handler"]] = Details(
+        found[AlertKind.BACKLOG, r["route"], r["handler"]] = Details(
             count=r["n"], since=r["since"], pause=_pause(r), orphaned=r["orphaned"]
         )
     return found
 
 
-def _pause(row: asyncpg.Record) -> Pause | None:
+def _pause(row: asyncpg.Record) -> HandlerPause | None:
     if row["paused_at"] is None:
         return None
-    return Pause(
+    return HandlerPause(
         handler=row["paused_handler"],
         actor=row["paused_by"],
         since=row["paused_at"],
@@ -174,13 +180,13 @@ def _pause(row: asyncpg.Record) -> Pause | None:
     )
 
 
-def _columns(keys: Sequence[Key], kind: Kind) -> tuple[list[str], list[str]]:
+def _columns(keys: Sequence[Key], kind: AlertKind) -> tuple[list[str], list[str]]:
     mine = [key for key in keys if key[0] is kind]
     return [route for _, route, _ in mine], [handler for _, _, handler in mine]
 
 
 async def keep_alert(ledger: Executor, alert: Alert) -> None:
-    """How it stands from now on."""
+    """Store the state of an alert."""
     await ledger.execute(
         QUERIES["keep_alert"],
         *alert.key,
@@ -193,20 +199,20 @@ async def keep_alert(ledger: Executor, alert: Alert) -> None:
     )
 
 
-class Told(TypedDict):
-    """How an alert got to a destination."""
+class AlertReceipt(TypedDict):
+    """The notification of one destination about an alert."""
 
     destination: str
     status: str
-    """waiting, sent or failed: of the last message."""
+    """Status of the last message: waiting, sent or failed."""
     sent_at: datetime | None
-    """When it took one last."""
+    """The time of the last message that the destination accepted."""
     attempts: int
     error: str | None
 
 
-class PauseRow(TypedDict):
-    """Who paused the handler."""
+class AlertPauseRow(TypedDict):
+    """The pause of a handler."""
 
     actor: str
     since: datetime
@@ -214,7 +220,7 @@ class PauseRow(TypedDict):
 
 
 class AlertRow(TypedDict):
-    """An alert that stands."""
+    """An active alert."""
 
     kind: str
     route: str
@@ -224,26 +230,29 @@ class AlertRow(TypedDict):
     count: int
     count_capped: bool
     error: str | None
-    paused: PauseRow | None
+    paused: AlertPauseRow | None
     orphaned: bool
     told_at: datetime | None
     rounds: int
-    told: list[Told]
+    told: list[AlertReceipt]
 
 
 async def list_alerts(ledger: Executor) -> list[AlertRow]:
-    """What stands, the oldest first, counted now."""
+    """Return the active alerts, oldest first, with current counts."""
     standing = [alert for alert in await load_alerts(ledger) if alert.stands]
     details = await describe_alerts(ledger, [alert.key for alert in standing])
-    told: dict[Key, list[Told]] = {}
+    told: dict[Key, list[AlertReceipt]] = {}
     for row in await ledger.fetch(QUERIES["list_messages"]):
-        key = (Kind(row["kind"]), row["route"], row["handler"])
+        key = (AlertKind(row["kind"]), row["route"], row["handler"])
         told.setdefault(key, []).append(_told(row))
     return [_row_of(alert, details.get(alert.key), told.get(alert.key, [])) for alert in standing]
 
 
-def _row_of(alert: Alert, details: Details | None, told: list[Told]) -> AlertRow:
-    """One that ended since the last look has no details any more."""
+def _row_of(alert: Alert, details: Details | None, told: list[AlertReceipt]) -> AlertRow:
+    """Return the row of an alert.
+
+    It has no details if the alert ended since the last evaluation.
+    """
     pause = details.pause if details else None
     return {
         "kind": alert.kind.value,
@@ -264,7 +273,7 @@ def _row_of(alert: Alert, details: Details | None, told: list[Told]) -> AlertRow
     }
 
 
-def _told(row: asyncpg.Record) -> Told:
+def _told(row: asyncpg.Record) -> AlertReceipt:
     return {
         "destination": row["destination"],
         "status": row["status"],
@@ -272,3 +281,84 @@ def _told(row: asyncpg.Record) -> Told:
         "attempts": row["attempts"],
         "error": row["error"],
     }
+
+
+SENDING: Final = timedelta(minutes=1)
+"""How long a message is reserved for the process that took it: longer than sending may take."""
+
+FIRST_WAIT: Final = timedelta(seconds=10)
+LONGEST_WAIT: Final = timedelta(hours=1)
+MOST_ATTEMPTS: Final = 10
+"""The maximum number of attempts for a message that an alert is over."""
+BATCH: Final = 10
+
+
+Destination = Literal["webhook", "slack"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertMessage:
+    """A message to one destination."""
+
+    kind: AlertKind
+    route: str
+    handler: str
+    destination: Destination
+    id: str
+    message: str
+    """JSON, the same in every attempt."""
+    attempts: int
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        return self.kind, self.route, self.handler, self.destination
+
+
+async def put_message(
+    ledger: Executor,
+    key: Key,
+    destinations: Sequence[Destination],
+    *,
+    id: str,
+    message: dict[str, Any],
+    at: datetime,
+) -> None:
+    """Queue a message for each destination, in place of an earlier one that was not delivered."""
+    text = orjson.dumps(message, option=orjson.OPT_UTC_Z).decode()
+    await ledger.execute(QUERIES["put_message"], *key, list(destinations), id, text, at)
+
+
+async def take_messages(
+    ledger: Executor, destinations: Sequence[Destination], now: datetime | None
+) -> list[AlertMessage]:
+    """Return messages that are due, and reserve them for the caller."""
+    rows = await ledger.fetch(QUERIES["take_messages"], list(destinations), now, BATCH, SENDING)
+    return [AlertMessage(**(dict(row) | {"kind": AlertKind(row["kind"])})) for row in rows]
+
+
+async def forget_destinations(ledger: Executor, but: Sequence[Destination]) -> None:
+    """Delete the messages to all other destinations, which are no longer configured."""
+    await ledger.execute(QUERIES["forget_destinations"], list(but))
+
+
+async def note_sent(ledger: Executor, letter: AlertMessage, now: datetime | None) -> None:
+    """Record that the message was delivered."""
+    await ledger.execute(QUERIES["note_sent"], *letter.place, letter.id, now)
+
+
+async def note_unsent(
+    ledger: Executor,
+    letter: AlertMessage,
+    now: datetime | None,
+    *,
+    error: str,
+    retry_after: timedelta | None,
+) -> bool:
+    """Record that the message was not delivered. Return whether it will be tried again."""
+    wait = min(FIRST_WAIT * 2 ** min(letter.attempts - 1, MOST_ATTEMPTS), LONGEST_WAIT)
+    if retry_after is not None:
+        wait = min(max(retry_after, wait), LONGEST_WAIT)
+    status: str | None = await ledger.fetchval(
+        QUERIES["note_unsent"], *letter.place, letter.id, error, wait, now, MOST_ATTEMPTS
+    )
+    return status != "failed"

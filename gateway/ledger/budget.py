@@ -1,31 +1,31 @@
-"""How many connections to Postgres a process opens at the most, and how many there are."""
+"""The number of connections to Postgres that a process opens at most, and the server's limit."""
 
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from gateway.config.settings import Settings
 from gateway.ledger.claims import FLUSHERS
-from gateway.ledger.connection import Connection
-from gateway.ledger.pooler import is_pooled
-from gateway.ledger.queries import QUERIES
-from gateway.settings import Settings
+from gateway.ledger.connection import QUERIES, Connection
+from gateway.ledger.servers import is_pooled
 
 LEASE_CONNECTIONS: Final = 2
 LEDGER_CONNECTIONS: Final = 4
 OFFICE_CONNECTIONS: Final = 4
-"""However many people look at once, claims find room in Postgres."""
+"""A limit for operators' requests, so that claims still get connections."""
 JOB_CONNECTIONS: Final = 2
 ISOLATED_POOL: Final = 2
-"""Of each pool of the process in which a worker runs suspects, one at a time."""
+"""The size of each pool in the process in which a worker runs suspects, one at a time."""
 ISOLATED_CONNECTIONS: Final = (
     1 + 2 * ISOLATED_POOL
 )  # of its handler, its leases and its settlements
 RECONCILING: Final = 2 + FLUSHERS
-"""A run of a worker, which does one at a time: the right to the route, its own work, its claims."""
+"""The connections of a worker's reconciliation, of which it runs one at a time: the lock of the
+route, its own work, its claims."""
 
 MOMENTARY: Final = 4
-"""Readiness, figures, refused requests, a reload: one connection each, for a moment."""
+"""Short-lived connections: one each for readiness, figures, rejected requests and a reload."""
 
 log = structlog.get_logger("gateway.ledger")
 
@@ -33,18 +33,18 @@ SERVE_CONNECTIONS: Final = (
     2 * FLUSHERS  # of webhooks, and of jobs
     + OFFICE_CONNECTIONS
     + JOB_CONNECTIONS
-    + 2  # tallies, and alerts
+    + 2  # statistics, and alerts
     + MOMENTARY
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What the server allows."""
+class ConnectionRoom:
+    """The connection limit of the server, and its use."""
 
     most: int
     by: str
-    """What says so."""
+    """The setting that imposes the limit."""
     in_use: int
 
     @property
@@ -53,32 +53,38 @@ class Room:
 
 
 def handler_connections(settings: Settings) -> int:
-    """For `ctx.db`: one for each slot, unless they are to share fewer."""
+    """Return the number of connections for `ctx.db`: one per slot, or fewer by a setting."""
     return min(settings.handler_connections or settings.concurrency, settings.concurrency)
 
 
 def worker_connections(settings: Settings) -> int:
-    """One worker opens no more than these."""
+    """Return the maximum number of connections of one worker."""
     beside = LEASE_CONNECTIONS + LEDGER_CONNECTIONS + RECONCILING + ISOLATED_CONNECTIONS
-    return handler_connections(settings) + beside + 1  # for figures, for a moment
+    return handler_connections(settings) + beside + 1  # for figures, short-lived
 
 
-async def read_room(connection: Connection) -> Room | None:
-    """How many connections this role may have; None through a pooler, whose limits count."""
+async def read_room(connection: Connection) -> ConnectionRoom | None:
+    """Return the connection limit of this role.
+
+    None through a pooler, because the pooler's limits apply.
+    """
     if is_pooled(connection):
         return None
     [row] = await connection.fetch(QUERIES["read_limits"])
-    return Room(most=row["most"], by=row["by"], in_use=row["in_use"])
+    return ConnectionRoom(most=row["most"], by=row["by"], in_use=row["in_use"])
 
 
 async def warn_of_shortage(connection: Connection, needed: int) -> None:
-    """In the log, when a process starts. It starts all the same: others may be about to end."""
+    """Log a warning when a process starts with too few free connections.
+
+    It starts all the same, because other processes may be about to end.
+    """
     if shortage := find_shortage(await read_room(connection), needed):
         log.warning("connections_scarce", reason=shortage)
 
 
-def find_shortage(room: Room | None, needed: int) -> str | None:
-    """Why a process may not get its connections; None where it does, or where nobody knows."""
+def find_shortage(room: ConnectionRoom | None, needed: int) -> str | None:
+    """Return why a process may not get its connections, or None if it does or is unknown."""
     if room is None or needed <= room.free:
         return None
     return (

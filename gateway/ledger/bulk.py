@@ -1,4 +1,4 @@
-"""Orders for everything that matches a filter: what was ordered, and how far it has come."""
+"""Bulk operations on everything that matches a filter, and their progress."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -8,48 +8,51 @@ from typing import Final, NamedTuple
 import asyncpg
 import orjson
 
-from gateway.errors import NotFound, TransitionRefused
-from gateway.ledger.connection import Executor
+from gateway.base.errors import NotFound, TransitionRefused
+from gateway.ledger.connection import QUERIES, Executor
 from gateway.ledger.filter import Filter
-from gateway.ledger.queries import QUERIES
 
 IDLE: Final = timedelta(seconds=30)
-"""Without a step for so long, whoever was at an order is gone: a slow one makes one a second."""
+"""After this time without a step, the process that ran a bulk operation is considered gone: even a
+slow one makes a step per second."""
 
 
 class Action(StrEnum):
-    """What is to be done to everything that matches."""
+    """The action on everything that matches."""
 
     REPLAY = "replay"
     DISCARD = "discard"
     DELIVER = "deliver"
-    """Events to a handler that has no delivery of them: it came later than they did."""
+    """Deliver events to a handler that has no delivery of them, because it was added later."""
     RETRY_EFFECTS = "retry_effects"
-    """Effects of unknown outcome: make them again."""
+    """Run effects with an unknown outcome again."""
     CONFIRM_EFFECTS = "confirm_effects"
-    """Effects of unknown outcome: count them as done."""
+    """Count effects with an unknown outcome as done."""
 
 
-class Effects(StrEnum):
-    """What a replay does about effects of unknown outcome. Those that were done are kept."""
+class EffectPolicy(StrEnum):
+    """How a replay treats effects with an unknown outcome. Effects that are done are kept."""
 
     KEEP = "keep"
-    """Leave them as they are: the handler decides, and `unknown="skip"` does not call again."""
+    """Leave them unchanged: the handler decides, and `unknown="skip"` does not call again."""
     RETRY = "retry"
-    """Make them again."""
+    """Run them again."""
 
 
-class OrderStatus(StrEnum):
-    """Whether an order goes on."""
+class BulkStatus(StrEnum):
+    """The state of a bulk operation."""
 
     RUNNING = "running"
     STOPPED = "stopped"
     DONE = "done"
 
 
-class Mark(NamedTuple):
-    """The last row that was looked at: when it died and its id; when it came, route and id; or when
-    an effect became unknown, its delivery and (as `event_id`) its name."""
+class BulkCursor(NamedTuple):
+    """The cursor after the last row that was read.
+
+    For dead letters the time of death and the id; for events the time of receipt, route and id; for
+    effects the time at which they became unknown, the delivery and (as `event_id`) the name.
+    """
 
     at: datetime
     id: int = 0
@@ -61,8 +64,8 @@ BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """An order for everything that matches."""
+class BulkOperation:
+    """A bulk operation."""
 
     id: int
     action: Action
@@ -70,31 +73,31 @@ class Order:
     actor: str
     reason: str | None
     rate: int | None
-    """Deliveries a second."""
+    """The maximum number of deliveries per second."""
     began_at: datetime
-    """What died, or came, later is not of this order."""
+    """Rows that died, or were received, later are not included."""
     total: int
-    """How many matched when it began."""
+    """The number of matches when it began."""
     moved: int
     skipped: int
-    """Those that have no payload any more."""
-    mark: Mark
-    status: OrderStatus
+    """The number of matches without a payload, which were skipped."""
+    mark: BulkCursor
+    status: BulkStatus
     resumed: int
-    """How often; an earlier round makes no more steps."""
-    effects: Effects
-    """Of a replay."""
+    """How often it was resumed. A process of an earlier round makes no more steps."""
+    effects: EffectPolicy
+    """How a replay treats effects with an unknown outcome."""
     effects_kept: int
     effects_unknown: int
     is_idle: bool
-    """Nobody seems to be at it."""
+    """Whether it seems to have no running process."""
     stepped_at: datetime
     finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewOrder:
-    """What a person asks for."""
+class NewBulkOperation:
+    """The request for a bulk operation."""
 
     action: Action
     filter: Filter
@@ -103,11 +106,11 @@ class NewOrder:
     rate: int | None
     as_of: datetime
     total: int
-    effects: Effects = Effects.KEEP
+    effects: EffectPolicy = EffectPolicy.KEEP
 
 
-async def begin_order(ledger: Executor, new: NewOrder) -> Order:
-    """Notes an order, before anything is done."""
+async def begin_order(ledger: Executor, new: NewBulkOperation) -> BulkOperation:
+    """Record a bulk operation before its first step."""
     row = await ledger.fetchrow(
         QUERIES["begin_order"],
         new.action,
@@ -124,30 +127,32 @@ async def begin_order(ledger: Executor, new: NewOrder) -> Order:
     return order_of(row)
 
 
-async def find_order(ledger: Executor, order_id: int) -> Order:
-    """Raises NotFound."""
+async def find_order(ledger: Executor, order_id: int) -> BulkOperation:
+    """Return a bulk operation. Raises NotFound."""
     row = await ledger.fetchrow(QUERIES["find_order"], order_id, IDLE)
     if row is None:
         raise NotFound(f"there is no order {order_id}")
     return order_of(row)
 
 
-async def list_orders(ledger: Executor, after: int | None, limit: int) -> list[Order]:
-    """Newest first, from behind a mark."""
+async def list_orders(ledger: Executor, after: int | None, limit: int) -> list[BulkOperation]:
+    """Return bulk operations, newest first, from behind a cursor."""
     rows = await ledger.fetch(QUERIES["list_orders"], limit, IDLE, after)
     return [order_of(row) for row in rows]
 
 
-async def stop_order(ledger: Executor, order_id: int, *, actor: str, reason: str | None) -> Order:
-    """No step is begun any more. One that is stopped or done stays so."""
+async def stop_order(
+    ledger: Executor, order_id: int, *, actor: str, reason: str | None
+) -> BulkOperation:
+    """Stop a bulk operation: no further step begins. No-op if it is stopped or done."""
     row = await ledger.fetchrow(QUERIES["stop_order"], order_id, actor, reason)
     return await find_order(ledger, order_id) if row is None else order_of(row)
 
 
 async def resume_order(
     ledger: Executor, order_id: int, *, actor: str, reason: str | None, rate: int | None
-) -> Order:
-    """Lets it go on, by the caller and nobody else. Raises TransitionRefused where it is done."""
+) -> BulkOperation:
+    """Resume a bulk operation for the caller only. Raises TransitionRefused if it is done."""
     row = await ledger.fetchrow(QUERIES["resume_order"], order_id, actor, reason, rate)
     if row is not None:
         return order_of(row)
@@ -156,14 +161,13 @@ async def resume_order(
 
 
 async def read_clock(ledger: Executor, as_of: datetime | None) -> datetime:
-    """Now, by the clock that the ledger goes by, or an earlier moment."""
+    """Return `as_of`, or the current time by the ledger's clock."""
     moment: datetime = await ledger.fetchval(QUERIES["read_clock"], as_of)
     return moment
 
 
-def order_of(row: asyncpg.Record) -> Order:
-    """The order of a row that has all its columns."""
-    return Order(
+def order_of(row: asyncpg.Record) -> BulkOperation:
+    return BulkOperation(
         id=row["id"],
         action=Action(row["action"]),
         filter=Filter.read(orjson.loads(row["filter"])),
@@ -174,10 +178,10 @@ def order_of(row: asyncpg.Record) -> Order:
         total=row["total"],
         moved=row["moved"],
         skipped=row["skipped"],
-        mark=Mark(row["mark_at"], row["mark_id"], row["mark_route"], row["mark_event_id"]),
-        status=OrderStatus(row["status"]),
+        mark=BulkCursor(row["mark_at"], row["mark_id"], row["mark_route"], row["mark_event_id"]),
+        status=BulkStatus(row["status"]),
         resumed=row["resumed"],
-        effects=Effects(row["effects"]),
+        effects=EffectPolicy(row["effects"]),
         effects_kept=row["effects_kept"],
         effects_unknown=row["effects_unknown"],
         is_idle=row["is_idle"],

@@ -1,30 +1,33 @@
-"""Of what deliveries died: told by the sweep a few at a time, so that whoever looks only counts."""
+"""Groups dead letters by error.
+
+The sweep assigns groups in batches, so that listing only counts.
+"""
 
 import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.ledger.connection import Connection, Executor, Pool, Pooled
-from gateway.ledger.queries import QUERIES
+from gateway.ledger.connection import QUERIES, Connection, Executor, Pool, Pooled
 
 LOCK: Final = 0x6361757365
-"""One worker at a time tells causes: "cause" in ASCII."""
+"""The advisory lock that lets one worker at a time assign causes: "cause" in ASCII."""
 
 BATCH: Final = 1_000
 BATCHES: Final = 10
-"""Of a round, so that a hundred thousand deaths at once hold up no sweep."""
+"""The maximum number of batches in a round, so that a hundred thousand new dead letters do not
+delay the sweep."""
 
 FORGET_EVERY_S: Final = 60.0
 
 
-class Causes:
-    """Keeps them up to date."""
+class CauseGrouper:
+    """Keeps the causes of dead letters up to date."""
 
     def __init__(self) -> None:
         self._forgot_at = -FORGET_EVERY_S
 
     async def keep(self, ledger: Pool) -> int:
-        """Tells the causes of those of whom it is not known yet, as many as fit into a round."""
+        """Assign causes to dead letters without one, as many as fit into a round."""
         told = 0
         for _ in range(BATCHES):
             batch = await self._tell(ledger)
@@ -44,22 +47,25 @@ class Causes:
             return told
 
     async def _forget(self, ledger: Pool) -> None:
-        """Under the same lock: one that is forgotten must not be given to a dead one meanwhile."""
+        """Delete unused causes.
+
+        It takes the same lock, so that no dead letter is assigned a cause that is being deleted.
+        """
         async with ledger.acquire() as connection, connection.transaction():
             if await connection.fetchval(QUERIES["try_turn"], LOCK):
                 await connection.execute(QUERIES["forget_causes"])
 
 
 async def forget_causes(ledger: Connection | Pooled) -> None:
-    """Now, and not when the sweep comes to it: what was erased may be told in a cause."""
+    """Delete unused causes now instead of in the next sweep: a cause may contain erased data."""
     async with ledger.transaction():
         await ledger.execute(QUERIES["take_turn"], LOCK)
         await ledger.execute(QUERIES["forget_causes"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Died:
-    """How many are dead, and of what the most."""
+class DeadGroup:
+    """The number of dead letters, and their most frequent causes."""
 
     total: int
     causes: list[dict[str, Any]]
@@ -67,8 +73,8 @@ class Died:
 
 async def count_causes(
     ledger: Executor, *, route: str | None, handler: str | None, cause: int | None, limit: int
-) -> Died:
-    """Without looking at errors or events."""
+) -> DeadGroup:
+    """Count dead letters by cause, without reading errors or events."""
     rows = await ledger.fetch(QUERIES["count_causes"], route, handler, cause, limit)
     causes = [{name: value for name, value in row.items() if name != "total"} for row in rows]
-    return Died(total=rows[0]["total"] if rows else 0, causes=causes)
+    return DeadGroup(total=rows[0]["total"] if rows else 0, causes=causes)

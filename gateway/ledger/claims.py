@@ -1,4 +1,4 @@
-"""Claims events in batches: one commit serves many requests, a lone one waits for nobody."""
+"""Claims events in batches: many requests share a commit, and a single one does not wait."""
 
 import asyncio
 import random
@@ -15,33 +15,39 @@ import asyncpg
 import orjson
 import structlog
 
-from gateway.errors import StorageUnavailable
-from gateway.failpoints import reached
+from gateway.base.errors import StorageUnavailable
+from gateway.base.failpoints import reached
+from gateway.base.model import Envelope, ReplayPolicy
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     CONTENDED,
     LOST,
     PREPARED_ONCE,
+    QUERIES,
     Connection,
     Opener,
     close_quietly,
     describe,
     make_durable,
 )
-from gateway.ledger.queries import QUERIES
-from gateway.ledger.turns import Turn, advance
-from gateway.model import Envelope, ReplayPolicy
+from gateway.ledger.ordering import OrderingKey, advance
 
 MAX_ROWS: Final = 64
 MAX_BYTES: Final = 8 * 1024 * 1024
 FLUSHERS: Final = 2
+THREAD_BYTES: Final = 128 * 1024
+"""Larger bodies are encoded in a thread, because encrypting one would delay other requests."""
+
 RECONNECT_S: Final = (0.05, 1.0)
 
 log = structlog.get_logger(__name__)
 
 
 class Claim(NamedTuple):
-    """A verified request that wants to become an event. (A frozen dataclass is made slower.)"""
+    """A verified request that is to become an event.
+
+    It is a named tuple, because a frozen dataclass is slower to create.
+    """
 
     route: str
     provider: str
@@ -53,41 +59,45 @@ class Claim(NamedTuple):
     replay: ReplayPolicy | None
     handlers: tuple[str, ...]
     order_keys: Mapping[str, str] = MappingProxyType({})
-    """For handlers whose deliveries take turns: by which key they do."""
+    """The ordering key of the delivery, for each handler that has one."""
     spooled: bool = False
-    """Acknowledged before it was claimed."""
+    """Whether it was acknowledged before it was claimed."""
     delay: timedelta | None = None
-    """A job's, before which it may not run: by the clock of the ledger, as all that is due."""
+    """How long a job has to wait before it may run, by the ledger's clock, like all due times."""
     reconciled: bool = False
-    """Fetched from the provider's API: its bytes are not those that were signed."""
+    """Whether it was fetched from the provider's API, so that its bytes are not the signed ones."""
     verified_by: str | None = None
     """The reference of the secret under which it was verified."""
     clock_s: float | None = None
-    """How far the sender's clock was behind ours when it came, where it signed a time."""
+    """How far the sender's clock was behind ours on receipt, if the sender signed a time."""
     key_id: str | None = None
-    """The key under which headers and body are sealed in the body; the digest is keyed then."""
+    """The key under which headers and body are encrypted in the body. The digest is keyed then."""
     unverified: bool = False
-    """Taken although its signature was wrong: in development, where the route says so."""
+    """Whether it was accepted despite a wrong signature, as a route may allow in development."""
     guard: bytes | None = None
-    """The digest of what is signed, where that is not the body: the same under another id is a
-    replay. None: that of the body."""
+    """The digest of the signed content, if that is not the body: the same content under another id
+    is a repeat. None: the digest of the body."""
     refuses: Callable[[str], bool] | None = None
-    """Whether these bytes are refused if an event of this type brought them first: today's rule of
-    the route. None: flagged, whatever the type, since the request was acknowledged before or a
-    person released it."""
+    """Return whether this body is refused if it first arrived in an event of this type, by today's
+    rule of the route. None: it is only flagged, whatever the type, because the request was
+    acknowledged before or a person released it."""
     window: timedelta | None = None
-    """If the body's digest tells events apart, since the sender gives no id: how long an identical
-    body is a duplicate. A later one is another event. None: the event id tells them apart."""
+    """How long an identical body is a duplicate, if the body's digest identifies the event because
+    the sender gives no id. A later one is another event. None: the event id identifies the
+    event."""
     trace: str | None = None
-    """Where it was received, as a `traceparent`; None where nothing is traced."""
+    """The trace context of the receiving span, as a `traceparent`. None if tracing is off."""
+    encrypt: bool = False
+    """Whether it was encrypted on disk, and is therefore encrypted in the ledger, even if its route
+    no longer asks for it."""
 
     @property
     def key(self) -> tuple[str, str]:
         return self.route, self.envelope.id
 
 
-class Verdict(StrEnum):
-    """What became of a claim."""
+class ClaimVerdict(StrEnum):
+    """The result of a claim."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -96,26 +106,23 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The ledger's answer to one claim."""
-
-    verdict: Verdict
+    verdict: ClaimVerdict
     delivery_ids: tuple[int, ...] = ()
     conflict: bool = False
-    """A duplicate whose body differs from the one that was claimed."""
+    """Whether it is a duplicate with a different body than the claimed event."""
     first_event_id: str | None = None
-    """The event that brought the same bytes before, if this one was refused, flagged, or is a
-    duplicate because of its body."""
+    """The event that first had the same body, if this one was refused, flagged, or is a duplicate
+    because of its body."""
     is_spooled: bool = False
-    """On the local disk, and to be claimed."""
+    """Whether it is on the local disk and still has to be claimed."""
 
     @property
     def is_flagged(self) -> bool:
-        """Whether it was accepted although another event brought the same bytes before."""
-        return self.verdict is Verdict.ACCEPTED and self.first_event_id is not None
+        """Whether it was accepted although another event had the same body before."""
+        return self.verdict is ClaimVerdict.ACCEPTED and self.first_event_id is not None
 
     def event_id(self, claim: Claim) -> str:
-        """Return the id of the event that the ledger has for this claim."""
-        if self.verdict is Verdict.DUPLICATE and self.first_event_id is not None:
+        if self.verdict is ClaimVerdict.DUPLICATE and self.first_event_id is not None:
             return self.first_event_id
         return claim.envelope.id
 
@@ -124,22 +131,47 @@ class Claimed:
 class _Waiter:
     claim: Claim
     answer: asyncio.Future[Claimed]
+    is_encoded: bool = False
+    """Whether the codec has encoded the claim."""
     replay_of: str | None = None
-    """The event that brought the same bytes first, where its policy lets this one in, flagged."""
+    """The event that first had the same body, if the policy accepts this one with a flag."""
 
 
-class Watcher(Protocol):
-    """Who is told how the commits go."""
+class Codec(Protocol):
+    """Encodes claims for storage: resolves names to identities, and encrypts if needed."""
+
+    async def prepare(self, connection: Connection) -> None:
+        """Read the required data from the ledger, on a new connection.
+
+        Raises StorageUnavailable.
+        """
+
+    def encode(self, claim: Claim) -> Claim:
+        """Return the claim in its stored form."""
+
+
+class PlainCodec:
+    """Stores claims unchanged."""
+
+    async def prepare(self, connection: Connection) -> None:
+        pass
+
+    def encode(self, claim: Claim) -> Claim:
+        return claim
+
+
+class ClaimObserver(Protocol):
+    """Observer of the commits."""
 
     def claimed(self, events: int, seconds: float) -> None:
-        """A commit, of so many claims."""
+        """Called after a commit, with its number of claims."""
 
     def repeated(self, cause: str) -> None:
-        """One that has to be tried again: contended, lost or refused."""
+        """Called if a commit has to be repeated: it was contended, lost or refused."""
 
 
-class Unwatched:
-    """Nobody is."""
+class NullObserver:
+    """Observer that ignores every call."""
 
     def claimed(self, events: int, seconds: float) -> None:
         pass
@@ -149,7 +181,7 @@ class Unwatched:
 
 
 class Claimer:
-    """Takes claims from many requests and commits them together."""
+    """Collects claims from many requests and commits them together."""
 
     def __init__(
         self,
@@ -158,30 +190,37 @@ class Claimer:
         on_accepted: Callable[[Sequence[int]], None],
         patience_s: float = COMMAND_TIMEOUT_S,
         settings: Mapping[str, str] = PREPARED_ONCE,
-        watcher: Watcher | None = None,
+        watcher: ClaimObserver | None = None,
+        codec: Codec | None = None,
     ) -> None:
         self._waiting: deque[_Waiter] = deque()
         self._wake = asyncio.Event()
         self._flushers = [
             _Flusher(
-                url, on_accepted, self._note_away, patience_s, settings, watcher or Unwatched()
+                url,
+                on_accepted,
+                self._note_away,
+                patience_s,
+                settings,
+                watcher or NullObserver(),
+                codec or PlainCodec(),
             )
             for _ in range(FLUSHERS)
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self.working = True
-        """False once a flusher ended on an error that nobody foresaw."""
+        """False after a flusher has ended on an unexpected error."""
         self.is_away = False
-        """Whether the ledger was not to be reached when it was last asked, or did not answer."""
+        """Whether the ledger was unreachable, or did not answer, at the last attempt."""
 
     @property
     def waiting(self) -> int:
-        """Claims that no commit has taken yet."""
+        """The number of claims that no commit has taken yet."""
         return len(self._waiting)
 
     @property
     def connections(self) -> tuple[int, int]:
-        """How many are open, and how many there may be."""
+        """The number of open connections, and their maximum."""
         return sum(flusher.is_connected for flusher in self._flushers), len(self._flushers)
 
     async def start(self) -> None:
@@ -193,7 +232,7 @@ class Claimer:
         self.working = False
 
     async def stop(self) -> None:
-        """Ends the flushers; claims that still wait are refused as unavailable."""
+        """Stop the flushers. Claims that still wait fail as unavailable."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -204,7 +243,10 @@ class Claimer:
             await flusher.close()
 
     async def claim(self, claim: Claim) -> Claimed:
-        """Waits until the claim is durable; a caller that stops waiting withdraws it if it can."""
+        """Wait until the claim is durable.
+
+        A caller that stops waiting withdraws the claim, unless its commit is in progress.
+        """
         if not self.working:
             raise StorageUnavailable("a claim flusher has ended")
         waiter = _Waiter(claim, asyncio.get_running_loop().create_future())
@@ -213,7 +255,7 @@ class Claimer:
         return await waiter.answer
 
     def suspect(self) -> None:
-        """Says that a claim was given up because it took too long."""
+        """Note that a claim was abandoned because it took too long."""
         self._note_away(True)
 
     def _note_away(self, is_away: bool) -> None:
@@ -243,7 +285,7 @@ class Claimer:
 
 
 class _Flusher:
-    """One connection that commits one batch after another."""
+    """A connection that commits one batch after another."""
 
     def __init__(
         self,
@@ -252,9 +294,11 @@ class _Flusher:
         note_away: Callable[[bool], None],
         patience_s: float,
         settings: Mapping[str, str],
-        watcher: Watcher,
+        watcher: ClaimObserver,
+        codec: Codec,
     ) -> None:
         self._watcher = watcher
+        self._codec = codec
         self._opener = Opener(url, name="gateway claims", command_timeout_s=patience_s, **settings)
         self._on_accepted = on_accepted
         self._note_away = note_away
@@ -265,7 +309,7 @@ class _Flusher:
         return self._connection is not None and not self._connection.is_closed()
 
     async def flush(self, batch: Sequence[_Waiter]) -> None:
-        """Answers every waiter of the batch, however often the database has to be asked."""
+        """Answer every waiter of the batch, however many attempts the database needs."""
         delay_s = RECONNECT_S[0]
         while batch := [w for w in batch if not w.answer.done()]:
             try:
@@ -290,14 +334,14 @@ class _Flusher:
         await close_quietly(connection)
 
     async def _refuse(self, batch: Sequence[_Waiter], error: Exception) -> None:
-        """A row that Postgres refuses fails alone, not its neighbours in the batch."""
+        """Retry a batch one by one, so that a row that Postgres refuses fails alone."""
         self._watcher.repeated("refused")
         if len(batch) > 1:
             for waiter in batch:
                 await self.flush([waiter])
             return
         log.error("claim_refused", route=batch[0].claim.route, error=describe(error))
-        await self.close()  # it may be the session: one that was opened read-only stays so
+        await self.close()  # the session may be the cause: one that was opened read-only stays so
         if not batch[0].answer.done():
             batch[0].answer.set_exception(
                 StorageUnavailable(f"Postgres refused the event: {describe(error)}")
@@ -307,6 +351,8 @@ class _Flusher:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._opener.reach()
             await make_durable(self._connection)
+            await self._codec.prepare(self._connection)
+        await self._encode([waiter for waiter in batch if not waiter.is_encoded])
         firsts = _first_of_each_key(batch)
         began_at = time.monotonic()
         accepted = await _insert(self._connection, firsts)
@@ -323,10 +369,21 @@ class _Flusher:
         if others:
             await self._explain(self._connection, others)
 
+    async def _encode(self, waiters: Sequence[_Waiter]) -> None:
+        for waiter in waiters:
+            if len(waiter.claim.body) > THREAD_BYTES:
+                waiter.claim = await asyncio.to_thread(self._codec.encode, waiter.claim)
+            else:
+                waiter.claim = self._codec.encode(waiter.claim)
+            waiter.is_encoded = True
+
     async def _give_turns(self, connection: Connection, accepted: Sequence[_Waiter]) -> None:
-        """After the commit, and after the answer: what gets no turn now gets it from the sweep."""
+        """Advance the ordering keys of new deliveries.
+
+        This runs after the commit and the answer. If it fails, the sweep advances the keys.
+        """
         turns = [
-            Turn(waiter.claim.route, handler, key)
+            OrderingKey(waiter.claim.route, handler, key)
             for waiter in accepted
             for handler, key in waiter.claim.order_keys.items()
         ]
@@ -337,7 +394,10 @@ class _Flusher:
             self._on_accepted(delivery_ids)
 
     async def _explain(self, connection: Connection, waiters: Sequence[_Waiter]) -> None:
-        """Answers those whose key was taken; the rest is claimed again, the reason being gone."""
+        """Answer the claims whose key was taken.
+
+        The other claims are tried again, because the reason why they failed is gone.
+        """
         rows = await connection.fetch(
             QUERIES["find_claims"],
             [w.claim.route for w in waiters],
@@ -371,14 +431,14 @@ def _first_of_each_key(batch: Sequence[_Waiter]) -> list[_Waiter]:
 async def _insert(
     connection: Connection, waiters: Sequence[_Waiter]
 ) -> dict[tuple[str, str], asyncpg.Record]:
-    """The deliveries of each event that is new: all of them, and those that are due."""
+    """Insert events, and return the deliveries of each new one: all, and the due ones."""
     bodies = [waiter.claim.body for waiter in waiters]
     rows = await connection.fetch(QUERIES["claim"], _as_json(waiters), bodies)
     return {(row["route"], row["event_id"]): row for row in rows}
 
 
 async def _end_windows(connection: Connection, claims: Sequence[Claim]) -> None:
-    """Take the guard from events whose dedup window is over, so that these claims can have it."""
+    """Clear the guard of events whose deduplication window is over, for these claims to take."""
     await connection.execute(
         QUERIES["end_windows"],
         [claim.route for claim in claims],
@@ -389,12 +449,15 @@ async def _end_windows(connection: Connection, claims: Sequence[Claim]) -> None:
 
 def _accepted(waiter: _Waiter, delivery_ids: tuple[int, ...]) -> Claimed:
     return Claimed(
-        verdict=Verdict.ACCEPTED, delivery_ids=delivery_ids, first_event_id=waiter.replay_of
+        verdict=ClaimVerdict.ACCEPTED, delivery_ids=delivery_ids, first_event_id=waiter.replay_of
     )
 
 
 def _as_json(waiters: Sequence[_Waiter]) -> str:
-    """All but the bodies, as one argument: an array per column takes asyncpg twice as long."""
+    """Encode everything but the bodies as one argument.
+
+    An array per column takes asyncpg twice as long.
+    """
     rows = [
         {
             "n": n,
@@ -429,7 +492,7 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
 
 
 def _guard(claim: Claim, replay_of: str | None) -> str | None:
-    """The digest that this event holds, and no other event of its route beside it."""
+    """Return the digest that only one event of the route may hold at a time."""
     if claim.window is not None:
         return claim.digest.hex()
     if claim.replay is None or replay_of is not None:
@@ -439,15 +502,16 @@ def _guard(claim: Claim, replay_of: str | None) -> str | None:
 
 def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
     if row["digest"] is not None:
-        is_alike = (claim.key_id is not None) == row["sealed"]  # both digests, or neither
+        # both digests are keyed, or neither is
+        is_alike = (claim.key_id is not None) == row["sealed"]
         is_comparable = is_alike and not (claim.reconciled or row["reconciled"])
         conflict = is_comparable and row["digest"] != claim.digest
-        return Claimed(verdict=Verdict.DUPLICATE, conflict=conflict)
+        return Claimed(verdict=ClaimVerdict.DUPLICATE, conflict=conflict)
     first_type = row["first_type"]
     if claim.window is not None:
         if first_type is None or claim.received_at - row["first_received_at"] >= claim.window:
             return None
-        return Claimed(verdict=Verdict.DUPLICATE, first_event_id=row["first_event_id"])
+        return Claimed(verdict=ClaimVerdict.DUPLICATE, first_event_id=row["first_event_id"])
     if first_type is not None and claim.refuses is not None and claim.refuses(first_type):
-        return Claimed(verdict=Verdict.REPLAYED, first_event_id=row["first_event_id"])
+        return Claimed(verdict=ClaimVerdict.REPLAYED, first_event_id=row["first_event_id"])
     return None

@@ -1,24 +1,47 @@
-"""Connections to the ledger, and which of their errors mean what."""
+"""Connections to the ledger, and the classification of their errors."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Mapping
+from importlib.resources import files
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import asyncpg
 import asyncpg.pool
 
-from gateway.errors import StorageUnavailable
-from gateway.ledger.hosts import connect_to_any, locate
-from gateway.ledger.pooler import (
+from gateway.base.errors import StorageUnavailable
+from gateway.base.networks import split_hosts
+from gateway.http.tls import explain
+from gateway.ledger.servers import (
     UNSUPPORTED,
     ThroughPooler,
+    connect_to_any,
     is_direct,
     is_pooled,
     keeps_statements,
+    locate,
     read_mark,
 )
-from gateway.notation.hosts import split_hosts
-from gateway.tls import explain
+
+_BLOCK: Final = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def read_queries() -> Mapping[str, str]:
+    """Return each statement by its name, without its final semicolon."""
+    folder = files("gateway.ledger").joinpath("sql")
+    texts = [file.read_text(encoding="utf-8") for file in folder.iterdir()]
+    return MappingProxyType(
+        {
+            name: f"-- {name}\n{body.strip().removesuffix(';')}"
+            for text in texts
+            for name, body in _BLOCK.findall(text)
+        }
+    )
+
+
+QUERIES: Final = read_queries()
+
 
 if TYPE_CHECKING:  # generic in their stubs only
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -32,41 +55,42 @@ Executor = Connection | Pooled | Pool
 Opened = TypeVar("Opened", bound=Connection)
 
 VARIABLE: Final = "GATEWAY_DATABASE_URL"
-"""Which one errors name, unless the URL came from another one."""
+"""The variable that error messages name, unless the URL came from another one."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 COMMAND_TIMEOUT_S: Final = 5.0
-"""Under the usual lease and acknowledgement times: on a connection that is half dead nothing
-answers, and only a new one helps."""
+"""Shorter than the usual lease and acknowledgement times: a half-dead connection never answers, and
+only a new one helps."""
 
 STATEMENTS: Final = 100
-"""How many prepared statements a connection keeps, where it can keep any."""
+"""How many prepared statements a connection keeps, if it can keep any."""
 
 PREPARED_ONCE: Final = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "jit": "off",
 }
-"""For connections that run only our own statements: planning one anew costs as much as running it.
-Their plans do not depend on the arguments, nor on how small the tables were (a test reads them).
-With a large backlog a plan looks costly enough to be compiled, which took 20 ms for each lease."""
+"""For connections that run only the gateway's own statements: planning one costs as much as running
+it. Their plans depend neither on the arguments nor on how small the tables were (a test reads
+them). With a large backlog a plan seems expensive enough for JIT compilation, which took 20 ms per
+lease."""
 
 OWN_ISOLATION: Final = "read committed"
-"""Of the gateway's own transactions, whatever the default of the database or the role is: their
-statements must see what others have committed since the transaction began."""
+"""The isolation level of the gateway's own transactions, whatever the default of the database or
+the role: their statements must see rows that others have committed since the transaction began."""
 
 FORGET: Final = (
     "reset session authorization; discard temp; discard sequences; select gateway.forget_session();"
 )
-"""Undo what asyncpg's own reset query leaves: roles, temporary objects (which would shadow real
-ones), the last values of sequences, prepared statements, the seed of random()."""
+"""Reset the state that asyncpg's own reset query leaves: roles, temporary objects (which would
+shadow real ones), the last values of sequences, prepared statements, the seed of random()."""
 
 READ_ONLY: Final = (asyncpg.ReadOnlySQLTransactionError,)
-"""The server is a standby by now: the primary is another one."""
+"""The server is now a standby, and another server is the primary."""
 
 MIXED_UP: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-"""The session and the driver disagree about prepared statements: a pooler keeps none any more, or
-a handler has dropped those of the driver. The connection is of no further use."""
+"""The session and the driver disagree about prepared statements: a pooler no longer keeps them, or
+a handler has dropped the driver's. The connection cannot be used any more."""
 
 LOST: Final = (
     OSError,
@@ -80,19 +104,19 @@ LOST: Final = (
     *MIXED_UP,
     TimeoutError,
 )
-"""The server is away, going away, or coming back: ask again, on a new connection."""
+"""The server is away, shutting down or starting up: retry on a new connection."""
 
 CONTENDED: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""Two transactions got in each other's way and this one was chosen to go: run it again."""
+"""Postgres chose this transaction as the victim of a conflict between two: run it again."""
 
 TROUBLE: Final = (*LOST, asyncpg.PostgresError)
-"""Anything that Postgres or the way to it can answer with."""
+"""Any error of Postgres, or of the connection to it."""
 
 
 class Opener:
-    """Opens connections alike, and remembers what stands between here and the server.
+    """Opens connections with equal settings, and remembers whether there is a pooler.
 
-    With `isolation=None` transactions have the user's default: those of handlers.
+    With `isolation=None` transactions have the user's default, as those of handlers do.
     """
 
     def __init__(
@@ -114,21 +138,21 @@ class Opener:
         self._settings = settings
 
     async def reach(self) -> Connection:
-        """A connection. Raises StorageUnavailable."""
+        """Open a connection. Raises StorageUnavailable."""
         try:
             return await self.open()
-        except OSError as error:  # names the server, unless it is an error of TLS
+        except OSError as error:  # the error names the server, unless it is a TLS error
             about_tls = explain(error)
             reason = describe(error) if about_tls is None else f"{self._where}: {about_tls}"
             raise StorageUnavailable(f"Postgres cannot be reached: {reason}") from error
-        except ValueError:  # asyncpg quotes pieces of the URL, and one of them may be the password
+        except ValueError:  # asyncpg quotes parts of the URL, and one of them may be the password
             reason = f"the URL in {self._variable} cannot be read"
             raise StorageUnavailable(f"Postgres cannot be reached: {reason}") from None
         except TROUBLE as error:
             raise StorageUnavailable(f"Postgres at {self._where}: {describe(error)}") from error
 
     async def open(self) -> Connection:
-        """The same, with the errors as they come."""
+        """Open a connection, and raise the errors of asyncpg unchanged."""
         if not self._is_pooled:
             try:
                 connection = await self._connect(Connection, STATEMENTS, self._direct_settings)
@@ -153,7 +177,11 @@ class Opener:
         return {**self._settings, "default_transaction_isolation": self._isolation}
 
     async def _open_through_pooler(self) -> Connection:
-        """Looks each time whether statements are kept: the pooler may have been told otherwise."""
+        """Open a connection through the pooler.
+
+        Each time it checks whether prepared statements are kept, because the pooler's configuration
+        may have changed.
+        """
         while True:
             statements = STATEMENTS if self._keeps_statements else 0
             connection = await self._connect(ThroughPooler, statements, {})
@@ -202,7 +230,7 @@ async def connect(
     variable: str = VARIABLE,
     **settings: str,
 ) -> Connection:
-    """One connection of our own, outside any pool."""
+    """Open one connection of the gateway's own, outside any pool."""
     opener = Opener(
         url,
         name=name,
@@ -217,7 +245,7 @@ async def connect(
 async def open_pool(
     url: str, *, name: str, size: int, command_timeout_s: float, **settings: str
 ) -> Pool:
-    """A pool that connects when it is used, so that a process can start while Postgres is away."""
+    """Return a pool that connects on first use, so that a process can start without Postgres."""
     opener = Opener(url, name=name, command_timeout_s=command_timeout_s, **settings)
 
     async def open_one(*_: object, **__: object) -> Connection:
@@ -233,25 +261,25 @@ async def open_pool(
 
 
 async def _nothing_to_reset(_: Connection) -> None:
-    """Our own statements leave nothing behind, and asking the server to be sure is a round trip."""
+    """Skip the reset: our own statements leave no state behind, and a reset costs a round trip."""
 
 
 def forget_query(connection: Connection) -> str:
-    """Makes a session as good as new."""
+    """Return the SQL that resets a session."""
     return connection.get_reset_query() + FORGET
 
 
 async def durable_settings(connection: Connection) -> dict[str, str]:
-    """What makes a commit wait for the disk, where the database's own default is not to.
+    """Return the settings that make a commit wait for the disk, if the database's default does not.
 
-    Asked for first, since there are stricter defaults, too.
+    The default is read first, because there are stricter ones, too.
     """
     is_off = await connection.fetchval("select current_setting('synchronous_commit') = 'off'")
     return {"synchronous_commit": "on"} if is_off else {}
 
 
 async def make_durable(connection: Connection) -> None:
-    """Lets the commits of a connection wait for the disk."""
+    """Make the commits of a connection wait for the disk."""
     settings = await durable_settings(connection)
     if is_pooled(connection):
         connection.demand(settings)
@@ -261,9 +289,9 @@ async def make_durable(connection: Connection) -> None:
 
 
 async def users_search_path(connection: Connection) -> str:
-    """Where the user's own tables are looked for: never in the gateway's schema.
+    """Return the search path for the user's own tables, which never contains the gateway's schema.
 
-    By default Postgres looks first into a schema with the name of the role, and a role named
+    By default Postgres first searches a schema with the name of the role, and a role named
     "gateway" is an obvious choice.
     """
     schemas: list[str] = await connection.fetchval("select current_schemas(false)::text[]")
@@ -272,13 +300,13 @@ async def users_search_path(connection: Connection) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, with its class where the text alone says nothing."""
+    """Return the error in one line, with its class if it has no text."""
     text = " ".join(str(error).split())
     return explain(error) or text or type(error).__name__
 
 
 async def close_quietly(connection: Connection | None) -> None:
-    """Ends a connection that may be broken already."""
+    """Close a connection that may already be broken."""
     if connection is None or connection.is_closed():
         return
     try:

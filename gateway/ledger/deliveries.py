@@ -1,4 +1,4 @@
-"""The life of a delivery: leased, renewed, settled, taken back, replayed, discarded."""
+"""The transitions of a delivery: leased, renewed, settled, reaped, replayed, discarded."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,24 +10,24 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from gateway.errors import LeaseLost, NotFound, TransactionEnded, TransitionRefused
-from gateway.ledger.connection import Executor
-from gateway.ledger.queries import QUERIES
+from gateway.base.errors import LeaseLost, NotFound, TransactionEnded, TransitionRefused
+from gateway.base.model import Event, Lease, Outcome, Status
+from gateway.ledger.connection import QUERIES, Executor
+from gateway.ledger.ordering import OrderingKey, advance
 from gateway.ledger.sessions import Session
-from gateway.ledger.turns import Turn, advance
-from gateway.model import Event, Lease, Outcome, Status
-from gateway.sealing import sealed_under
+from gateway.privacy.encryption import sealed_under
 
 MAX_LOSSES: Final = 10
-"""Runs lost in a row before a delivery is dead: its handler may be what ends its workers."""
+"""After this many lost runs in a row a delivery is dead, because its handler may be what ends its
+workers."""
 
 BEGINS_WITHIN: Final = timedelta(seconds=1)
-"""A worker begins what it has leased within this time, or hands it back, or asks first whether it
-is paused by now."""
+"""Within this time a worker begins a leased delivery or hands it back. After it, the worker first
+checks whether the handler has been paused."""
 
 KEPT_IN_VAIN: Final = 100
-"""Runs of a delivery, from its last one back, of which also those are on record that burned no
-attempt: nothing else bounds how often a service may ask to come again."""
+"""The number of the latest runs of a delivery of which even those that burned no attempt are kept.
+Nothing else bounds how often a service may ask to be called again."""
 
 ERROR_CHARS: Final = 8_000
 LEASE_LOST: Final = "GW001"
@@ -38,17 +38,17 @@ NOT_ITS_TRANSACTION: Final = "GW002"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """How a run ended, and what becomes of its delivery."""
+    """The outcome of a run, and the next state of its delivery."""
 
     status: Status
     outcome: Outcome
     error: str | None = None
-    """One line, kept with the delivery."""
+    """One line, stored with the delivery."""
     detail: str | None = None
-    """The error with its traceback, kept with the attempt."""
+    """The error with its traceback, stored with the attempt."""
     delay: timedelta = timedelta()
     sealed: bytes | None = None
-    """On an encrypted route: all that `error` and `detail` leave out, sealed."""
+    """On an encrypted route: the text that `error` and `detail` leave out, encrypted."""
 
     @property
     def burned(self) -> bool:
@@ -57,7 +57,7 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How many deliveries may run at once, and for how long a start takes a place."""
+    """The concurrency limit and the rate limit of a handler: a start takes a slot for `period`."""
 
     concurrency: int | None
     period: timedelta | None
@@ -65,13 +65,13 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRoom:
-    """How many bytes of bodies a lease statement may return."""
+    """The number of bytes of bodies that a lease statement may return."""
 
     large: int
-    """Large bodies are leased, oldest first, while those before them are fewer bytes than this.
-    At 0 they are passed over, and small ones behind them are leased."""
+    """Large bodies are leased, oldest first, while the ones before them add up to fewer bytes than
+    this. At 0 they are skipped, and small ones behind them are leased."""
     small: int
-    """Bodies up to this size are leased in any case."""
+    """Bodies up to this size are always leased."""
 
 
 UNBOUNDED: Final = ByteRoom(large=2**62, small=0)
@@ -92,7 +92,7 @@ async def lease_hinted(
     lease: timedelta,
     room: ByteRoom = UNBOUNDED,
 ) -> list[Lease]:
-    """Lease deliveries that a wake-up named, as far as they are still due and fit into the room."""
+    """Lease the deliveries of a wake-up that are still due and fit into the byte limit."""
     routes, names = _columns(handlers)
     arguments = (delivery_ids, routes, names, lease, room.large, room.small)
     rows = await ledger.fetch(QUERIES["lease_hinted"], *arguments)
@@ -108,9 +108,9 @@ async def lease_due(
     *,
     suspects: bool = False,
 ) -> list[Lease]:
-    """Lease due deliveries, oldest first, as far as their bodies fit into the room.
+    """Lease due deliveries, oldest first, as far as their bodies fit into the byte limit.
 
-    Suspects, whose worker was lost twice, are leased apart from all others.
+    Suspects, whose worker was lost twice, are leased separately from all others.
     """
     routes, names = _columns(handlers)
     arguments = (routes, names, limit, lease, room.large, room.small, suspects)
@@ -121,7 +121,7 @@ async def lease_due(
 async def find_due(
     ledger: Executor, delivery_ids: Sequence[int], handlers: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Which of these handlers have something due among these deliveries."""
+    """Return which of these handlers have a due delivery among these deliveries."""
     routes, names = _columns(handlers)
     rows = await ledger.fetch(QUERIES["find_due"], delivery_ids, routes, names)
     return [(row["route"], row["handler"]) for row in rows]
@@ -143,7 +143,7 @@ async def lease_limited(
     *,
     suspects: bool = False,
 ) -> list[Lease]:
-    """Lease due deliveries of a handler, as far as its limit and the room for bodies allow."""
+    """Lease due deliveries of a handler, as far as its limits and the byte limit allow."""
     terms = (limit.concurrency, limit.period, most, lease, room.large, room.small, suspects)
     leased = await ledger.fetch(QUERIES["lease_limited"], *handler, *terms)
     if not leased:
@@ -153,28 +153,33 @@ async def lease_limited(
 
 
 async def next_place(ledger: Executor, handler: tuple[str, str]) -> timedelta:
-    """How long until a handler with a rate may start another delivery."""
+    """Return how long it takes until a handler with a rate limit may start another delivery."""
     wait: timedelta | None = await ledger.fetchval(QUERIES["next_place"], *handler)
     return wait or timedelta()
 
 
 async def keep_places(ledger: Executor, handler: tuple[str, str], count: int) -> None:
-    """Makes as many places as may start in the period of the handler's rate."""
+    """Create as many slots as the handler's rate limit allows starts in its period."""
     await ledger.execute(QUERIES["keep_places"], *handler, count)
 
 
 async def renew(
     ledger: Executor, leases: Sequence[Lease], lease: timedelta, worker_id: UUID
 ) -> set[UUID]:
-    """Send the worker's heartbeat, which keeps these leases alive; return the tokens of those that
-    were not lost before."""
+    """Send the worker's heartbeat, which renews these leases.
+
+    Returns the tokens of the leases that were not lost before.
+    """
     ids, tokens = [held.delivery_id for held in leases], [held.token for held in leases]
     rows = await ledger.fetch(QUERIES["renew"], ids, tokens, worker_id, lease)
     return {row["token"] for row in rows}
 
 
 async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Status:
-    """Ends a run under its fence. Raises LeaseLost, having changed nothing, if the token is old."""
+    """Settle a run under its fencing token.
+
+    Raises LeaseLost, having changed nothing, if the token is no longer valid.
+    """
     if settlement.outcome in IN_VAIN:
         await ledger.execute(QUERIES["forget_in_vain"], lease.delivery_id, KEPT_IN_VAIN)
     arguments = (
@@ -198,8 +203,8 @@ async def settle_done(session: Session, lease: Lease, *, chain: bool) -> None:
     """Settle the transaction's delivery as done and commit, in one round trip.
 
     The next delivery of its ordering key is not advanced: the caller does that after the commit.
-    Raises LeaseLost, having committed nothing, if the token is old. Raises TransactionEnded if the
-    transaction is not the one that was begun for this run.
+    Raises LeaseLost, having committed nothing, if the token is no longer valid. Raises
+    TransactionEnded if the transaction is not the one that was begun for this run.
     """
     call = f"gateway.settle_done({lease.delivery_id:d}, '{lease.token}', '{session.proof}')"
     try:
@@ -222,38 +227,38 @@ def _fenced(lease: Lease) -> Iterator[None]:
 
 
 async def reap(ledger: Executor, limit: int, lease: timedelta) -> list[asyncpg.Record]:
-    """Takes back leases that ran out."""
+    """Take back expired leases."""
     rows: list[asyncpg.Record] = await ledger.fetch(QUERIES["reap"], limit, MAX_LOSSES, lease)
     await advance(ledger, turns_of(row for row in rows if row["status"] == Status.DEAD))
     return rows
 
 
-def turns_of(rows: Iterable[asyncpg.Record]) -> list[Turn]:
-    """The turns of deliveries that have just left theirs, or come back to wait for it."""
+def turns_of(rows: Iterable[asyncpg.Record]) -> list[OrderingKey]:
+    """Return the ordering keys of deliveries that no longer run, or that wait again."""
     return [
-        Turn(row["route"], row["handler"], row["order_key"])
+        OrderingKey(row["route"], row["handler"], row["order_key"])
         for row in rows
         if row["order_key"] is not None
     ]
 
 
 class KnownEffects(NamedTuple):
-    """The outside effects of deliveries that are run again."""
+    """The external effects of deliveries that are run again."""
 
     kept: int = 0
-    """Done before: not made again."""
+    """The number of effects that are done, and are not run again."""
     unknown: int = 0
-    """Of unknown outcome."""
+    """The number of effects with an unknown outcome."""
 
 
 NO_EFFECTS: Final = KnownEffects()
 
 
 class Replayed(NamedTuple):
-    """A delivery that was replayed."""
+    """The result of a replay."""
 
     due: list[int]
-    """Deliveries that may run now: itself, or another one of its key."""
+    """The deliveries that may run now: this one, or another one with its ordering key."""
     effects: KnownEffects
 
 
@@ -265,8 +270,10 @@ async def replay(
     reason: str | None,
     retry_effects: bool = False,
 ) -> Replayed:
-    """Start a fresh round of attempts. With `retry_effects`, effects of unknown outcome are made
-    again. Raise TransitionRefused if the state forbids it.
+    """Start a new round of attempts.
+
+    With `retry_effects`, effects with an unknown outcome are run again. Raises TransitionRefused if
+    the state forbids the replay.
     """
     moved = await ledger.fetchrow(QUERIES["replay"], delivery_id, actor, reason, retry_effects)
     if moved is not None:
@@ -285,7 +292,7 @@ async def replay(
 
 
 async def count_effects(ledger: Executor, delivery_id: int) -> KnownEffects:
-    """Count the effects that a replay of a delivery is about."""
+    """Count the effects of a delivery that matter for a replay."""
     [row] = await ledger.fetch(QUERIES["count_effects_of"], delivery_id)
     return KnownEffects(row["kept"], row["unknown"])
 
@@ -293,9 +300,10 @@ async def count_effects(ledger: Executor, delivery_id: int) -> KnownEffects:
 async def discard(
     ledger: Executor, delivery_id: int, *, actor: str, reason: str | None
 ) -> list[int]:
-    """Gives up what waits or is dead; returns what may run now, another that it held up.
+    """Discard a pending or dead delivery. Return the deliveries that it blocked and that may run
+    now.
 
-    Raises TransitionRefused where the state forbids it.
+    Raises TransitionRefused if the state forbids it.
     """
     moved = await ledger.fetchrow(QUERIES["discard"], delivery_id, actor, reason)
     if moved is not None:
@@ -325,11 +333,15 @@ def _lease(row: asyncpg.Record) -> Lease:
         trace=row["trace"],
         payload_kept=row["body"] is not None,
         order_key=row["order_key"],
+        losses=row["losses"],
     )
 
 
 def event_of(row: asyncpg.Record) -> Event:
-    """The event of a row that has all its columns; where it is sealed, without what is in it."""
+    """Return the event of a row that has all columns.
+
+    If the event is encrypted, the body is empty.
+    """
     body = row["body"] if row["key_id"] is None else None
     return Event(
         id=row["event_id"],
@@ -346,7 +358,7 @@ def event_of(row: asyncpg.Record) -> Event:
 
 
 def _storable(error: str | None) -> str | None:
-    """Text as Postgres can hold it: no NUL, no lone surrogate, bounded."""
+    """Return text that Postgres can store: no NUL, no lone surrogate, bounded length."""
     if error is None:
         return None
     return error[:ERROR_CHARS].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,16 +1,26 @@
-"""Takes from the ledger what it holds of one subject, and leaves the keys."""
+"""Erases everything about one subject from the ledger, except the deduplication keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import asyncpg
 
-from gateway.failpoints import reached
-from gateway.ledger.connection import Connection, Executor, Pooled
-from gateway.ledger.queries import QUERIES
-from gateway.ledger.turns import Turn, advance
+from gateway.base.failpoints import reached
+from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled
+from gateway.ledger.ordering import OrderingKey, advance
+
+
+async def forget_all(connection: Executor, query: str, age: timedelta, batch: int) -> int:
+    """Delete rows older than `age` and return their number. Each batch is a commit of its own."""
+    total, step = 0, batch
+    while step == batch:
+        deleted = await connection.execute(QUERIES[query], age, batch)
+        step = int(deleted.rpartition(" ")[2])
+        total += step
+    return total
+
 
 Key = tuple[str, str]
 """Route and event id."""
@@ -20,8 +30,8 @@ START: Final[Mark] = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Who erases, and why."""
+class ErasureRequest:
+    """The author and the reason of an erasure."""
 
     actor: str
     reason: str
@@ -29,19 +39,19 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What an erasure took, or would take."""
+    """The counts of an erasure, done or planned."""
 
     events: int = 0
     pending: int = 0
-    """Deliveries that waited, and are given up."""
+    """Pending deliveries, which are discarded."""
     dead: int = 0
-    """Dead letters that are given up."""
+    """Dead letters, which are discarded."""
     running: tuple[Key, ...] = ()
-    """Events that are left alone, because a delivery of theirs runs."""
+    """Events that are skipped, because a delivery of theirs is running."""
     due: tuple[int, ...] = ()
-    """Deliveries of others that may run now."""
+    """Deliveries of other events that may run now."""
     rejected: int = 0
-    """Refused requests in which the subject was named."""
+    """Rejected requests that name the subject."""
 
     def __add__(self, later: "Erased") -> "Erased":
         return Erased(
@@ -56,7 +66,7 @@ class Erased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """Who had an event erased, when and why."""
+    """The author, time and reason of an event's erasure."""
 
     at: datetime
     actor: str
@@ -66,7 +76,7 @@ class Erasure:
 async def find_subject(
     ledger: Executor, account: str, route: str | None, after: Mark, limit: int
 ) -> tuple[list[Key], Mark]:
-    """The next events of an account, and the mark behind them."""
+    """Return the next events of an account, and the cursor after them."""
     rows = await ledger.fetch(QUERIES["find_subject"], account, *after, route, limit)
     if not rows:
         return [], after
@@ -76,7 +86,7 @@ async def find_subject(
 
 
 async def count_subject(ledger: Executor, keys: Sequence[Key]) -> Erased:
-    """What an erasure of these events would take, and changes nothing."""
+    """Count what an erasure of these events would delete, without changing anything."""
     rows = await ledger.fetch(QUERIES["count_subject"], *_columns(keys))
     free = [row for row in rows if not row["is_running"]]
     return Erased(
@@ -88,11 +98,11 @@ async def count_subject(ledger: Executor, keys: Sequence[Key]) -> Erased:
 
 
 async def erase_events(
-    ledger: Connection | Pooled, keys: Sequence[Key], order: Order
+    ledger: Connection | Pooled, keys: Sequence[Key], order: ErasureRequest
 ) -> tuple[Erased, list[Key]]:
-    """Erases these events in one transaction, as far as nothing of them runs.
+    """Erase these events in one transaction, except those with a running delivery.
 
-    Returns those beside it that another transaction holds just now.
+    Also returns the events that another transaction has locked.
     """
     async with ledger.transaction():
         found = await ledger.fetch(QUERIES["hold_subject"], *_columns(keys))
@@ -120,20 +130,20 @@ async def erase_events(
 
 
 async def scrub_words(ledger: Executor, account: str) -> None:
-    """Takes an account out of what people have said and asked for."""
+    """Remove an account from audit entries and bulk operations."""
     await ledger.execute(QUERIES["scrub_words"], account)
 
 
 async def find_erasure(ledger: Executor, route: str, event_id: str) -> Erasure | None:
-    """When an event was erased; None where it was not."""
+    """Return the erasure of an event, or None if it was not erased."""
     row = await ledger.fetchrow(QUERIES["find_erasure"], route, event_id)
     return None if row is None else Erasure(**dict(row))
 
 
-def _turns(rows: Sequence[asyncpg.Record]) -> list[Turn]:
-    """Of deliveries that were given up: another of their key may run."""
+def _turns(rows: Sequence[asyncpg.Record]) -> list[OrderingKey]:
+    """Return the ordering keys of discarded deliveries: another delivery of the key may run."""
     return [
-        Turn(row["route"], handler, key)
+        OrderingKey(row["route"], handler, key)
         for row in rows
         for handler, key in zip(row["handlers"], row["order_keys"], strict=True)
     ]

@@ -1,19 +1,19 @@
-"""Figures of the whole ledger, at a cost that does not grow with it."""
+"""Counts of the whole ledger, at a cost that does not grow with it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gateway.ledger.connection import Connection, Pooled
+from gateway.ledger.connection import QUERIES, Connection, Pooled
 from gateway.ledger.pauses import list_pauses
-from gateway.ledger.queries import QUERIES
 from gateway.ledger.reconciliations import last_runs
 
 MOST_HANDLERS: Final = 200
 MOST_COUNTED: Final = 10_000
 ROWS: Final = 20_000
-"""How many deliveries a reading counts of each state, in all: with many handlers fewer of each."""
+"""How many deliveries are counted per state, over all handlers. With many handlers the limit per
+handler is lower."""
 
 HOUR: Final = timedelta(hours=1)
 
@@ -22,57 +22,61 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsettled:
-    """The deliveries of one handler that wait, or are dead."""
+    """The waiting and dead deliveries of one handler."""
 
     due: int
     later: int
-    """For a retry, or a delayed job."""
+    """Those that wait for a retry, and delayed jobs."""
     held: int
-    """Until it is their turn."""
+    """Those that wait for an earlier delivery of their ordering key."""
     suspects: int
-    """Of all these: those that run alone, since a worker was lost twice while they ran."""
+    """Those among all these that run in isolation, because a worker was lost twice while they
+    ran."""
     dead: int
     dead_lately: int
-    """Of the last hour."""
+    """Those that died in the last hour."""
     oldest_due_at: datetime | None
     most: int
-    """Up to how many of each were counted: where it is so many, there may be more."""
+    """The counting limit. At this count there may be more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """As they were at one moment."""
+class LedgerCounts:
+    """The counts at one moment."""
 
     at: datetime
     unsettled: Mapping[Place, Unsettled]
     running: Mapping[Place, int]
     unknown_effects: Mapping[Place, int]
-    """Of the newest MOST_COUNTED in all."""
+    """Counted among the newest MOST_COUNTED of all handlers."""
     paused: Sequence[Place]
-    """A whole route has no handler."""
+    """For a paused route the handler is empty."""
     workers: int
     served: frozenset[Place]
     """Handlers that some worker has."""
     gaps: Mapping[tuple[str, str], int]
-    """By route and status."""
+    """Counts by route and status."""
     reconciles: Mapping[str, str]
-    """How the last one of each route ended."""
+    """The status of the last reconciliation of each route."""
     connections: int
     max_connections: int
     schema_version: int
     unheard: int
-    """Messages of alerts that did not get through."""
+    """Messages of alerts that could not be delivered."""
 
 
 BY_INDEX: Final = (
     "set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off"
 )
-"""What is counted up to a bound is read in the order of an index: a bitmap is made of all of it
-first. Local, so that a pooler gives it to nobody else."""
+"""Bounded counts read rows in index order: a bitmap scan would first build the whole bitmap. The
+settings are local, so that a pooler does not pass them on to another client."""
 
 
-async def read_figures(ledger: Connection, lately: timedelta) -> Figures:
-    """Takes milliseconds, however many events there are. `lately`: when a live worker was seen."""
+async def read_figures(ledger: Connection, lately: timedelta) -> LedgerCounts:
+    """Read the counts, in milliseconds, however many events there are.
+
+    `lately` is the maximum age of a live worker's heartbeat.
+    """
     async with ledger.transaction(readonly=True):
         unsettled, running = await read_unsettled(ledger)
         pauses = await list_pauses(ledger)
@@ -80,7 +84,7 @@ async def read_figures(ledger: Connection, lately: timedelta) -> Figures:
         gaps = await ledger.fetch(QUERIES["count_gaps"], MOST_COUNTED)
         reconciles = await last_runs(ledger)
         [server] = await ledger.fetch(QUERIES["measure_server"])
-        return Figures(
+        return LedgerCounts(
             unsettled=unsettled,
             running=running,
             unknown_effects=await count_unknown_effects(ledger),
@@ -96,7 +100,10 @@ async def read_figures(ledger: Connection, lately: timedelta) -> Figures:
 async def read_unsettled(
     ledger: Connection | Pooled,
 ) -> tuple[dict[Place, Unsettled], dict[Place, int]]:
-    """What waits or is dead, and what runs. In a transaction, which goes by index from here on."""
+    """Return the waiting and dead deliveries, and the running ones.
+
+    Call it in a transaction, which uses only index scans from here on.
+    """
     await ledger.execute(BY_INDEX)
     found = await ledger.fetch(QUERIES["find_unsettled"], MOST_HANDLERS)
     routes, handlers = [row["route"] for row in found], [row["handler"] for row in found]
@@ -122,13 +129,13 @@ async def read_unsettled(
 
 
 async def count_unknown_effects(ledger: Connection | Pooled) -> dict[Place, int]:
-    """Count effects of unknown outcome by handler, the newest MOST_COUNTED."""
+    """Count effects with an unknown outcome by handler, among the newest MOST_COUNTED."""
     rows = await ledger.fetch(QUERIES["count_unknown_effects"], MOST_COUNTED)
     return {(row["route"], row["handler"]): row["n"] for row in rows}
 
 
 def most_of(handlers: int) -> int:
-    """Up to how many deliveries of each are counted."""
+    """Return the counting limit per handler."""
     return min(ROWS // max(handlers, 1), MOST_COUNTED)
 
 

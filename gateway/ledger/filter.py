@@ -1,16 +1,29 @@
-"""Which events or deliveries a person means."""
+"""Filters for events and deliveries."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Self
+
+from gateway.base.names import Names
+
+CONCEALED: Final = "its text is encrypted"
+_CLASS: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}(?=:|$)")
+
+
+def outline_of(text: str) -> str:
+    """Return the first word of an error's text if it is the name of a class."""
+    name = _CLASS.match(text)
+    return f"{name[0] if name else 'an error'}, {CONCEALED}"
+
 
 ANYTHING = "…"
-"""What stands for the parts of an error that differ, where errors are grouped."""
+"""Stands for the variable parts of an error in the text of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What a person wants to see, or to order something for. Nothing given: no matter which."""
+    """A filter for a listing or a bulk operation. A field that is not set matches everything."""
 
     route: str | None = None
     type: str | None = None
@@ -20,13 +33,19 @@ class Filter:
     until: datetime | None = None
     account: str | None = None
     cause: int | None = None
-    """Of a dead one."""
+    """The cause of a dead letter."""
     effect: str | None = None
-    """The name of an outside effect."""
+    """The name of an external effect."""
+
+    def identified(self, names: Names) -> Self:
+        """Return the filter with identities in place of names."""
+        route = None if self.route is None else names.routes.identity(self.route)
+        handler = None if self.handler is None else names.handlers.identity(self.handler)
+        return replace(self, route=route, handler=handler)
 
     @property
     def of_events(self) -> tuple[Any, ...]:
-        """As list_events takes them."""
+        """The arguments of list_events."""
         return (
             self.route,
             self.type_pattern,
@@ -38,12 +57,12 @@ class Filter:
 
     @property
     def of_dead(self) -> tuple[Any, ...]:
-        """As the statements on dead letters take them."""
+        """The arguments of the statements on dead letters."""
         return *self.of_events, None if self.error is None else part_like(self.error)
 
     @property
     def of_effects(self) -> tuple[Any, ...]:
-        """As the statements on effects of unknown outcome take them."""
+        """The arguments of the statements on effects with an unknown outcome."""
         return *self.of_dead, self.effect
 
     @property
@@ -52,7 +71,7 @@ class Filter:
 
     @property
     def given(self) -> dict[str, str]:
-        """What was asked for, in the order in which the options are documented."""
+        """The fields that are set, in the order in which the options are documented."""
         values = {
             "route": self.route,
             "type": self.type,
@@ -68,7 +87,7 @@ class Filter:
 
     @classmethod
     def read(cls, given: dict[str, str]) -> Self:
-        """What was `given` once."""
+        """Rebuild a filter from its `given` fields."""
         times = {
             name: datetime.fromisoformat(given[name])
             for name in ("since", "until")
@@ -79,11 +98,14 @@ class Filter:
 
 
 def like(glob: str) -> str:
-    """A glob (`invoice.*`) as a LIKE pattern."""
+    """Convert a glob (`invoice.*`) to a LIKE pattern."""
     escaped = glob.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return escaped.replace("*", "%").replace("?", "_")
 
 
 def part_like(text: str) -> str:
-    """A part of a text as a LIKE pattern: globs, and groups' own words for what differs."""
+    """Convert a part of a text to a LIKE pattern.
+
+    Globs and the placeholder of groups are wildcards.
+    """
     return f"%{like(text).replace(ANYTHING, '%')}%"

@@ -1,4 +1,4 @@
-"""How a job of a queue stands."""
+"""The state of a job of a queue."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,17 +7,17 @@ from typing import Final, Literal
 import asyncpg
 from typing_extensions import TypedDict
 
-from gateway.ledger.connection import Executor
-from gateway.ledger.queries import QUERIES
+from gateway.ledger.connection import QUERIES, Executor
 
 JobStatus = Literal["pending", "running", "done", "dead", "discarded"]
 
 ORDER: Final[tuple[JobStatus, ...]] = ("running", "pending", "dead", "done", "discarded")
-"""The first of these that a delivery has: a job is not over before all of them are."""
+"""The state of a job is the first of these that one of its deliveries has: it is not over before
+all of them are."""
 
 
 class JobDelivery(TypedDict):
-    """A job for one handler."""
+    """The delivery of a job to one handler."""
 
     handler: str
     status: JobStatus
@@ -27,8 +27,8 @@ class JobDelivery(TypedDict):
     error: str | None
 
 
-class Job(TypedDict):
-    """A job, and its deliveries taken together."""
+class JobRow(TypedDict):
+    """A job, with the combined state of its deliveries."""
 
     id: str
     queue: str
@@ -41,8 +41,8 @@ class Job(TypedDict):
     deliveries: list[JobDelivery]
 
 
-async def find_job(ledger: Executor, queue: str, id: str) -> Job | None:
-    """The job with this id; None where there is none, or none any more."""
+async def find_job(ledger: Executor, queue: str, id: str) -> JobRow | None:
+    """Return the job with this id, or None if there is none, or if it was deleted."""
     rows = await ledger.fetch(QUERIES["find_job"], queue, id)
     if not rows:
         return None
@@ -64,7 +64,10 @@ async def find_job(ledger: Executor, queue: str, id: str) -> Job | None:
 
 
 def overall(statuses: Sequence[JobStatus]) -> JobStatus:
-    """One word for all deliveries; a job that no handler takes waits for one that does."""
+    """Return the combined state of all deliveries.
+
+    A job without a handler is pending until one is added.
+    """
     return next((status for status in ORDER if status in statuses), "pending")
 
 

@@ -1,8 +1,8 @@
-"""Numbered plain SQL, forward only, applied once under a lock.
+"""Migrations: numbered plain SQL, forward only, applied once under a lock.
 
-Old and new processes run side by side while a new version is rolled out, so a migration adds first
-and takes away only what no running code needs any more. Its file says which code that is, in a line
-`-- oldest code: N`: code that was made for schema N or later goes on working with it.
+Old and new processes run side by side during a rolling upgrade, so a migration adds first, and
+removes only things that no running code needs any more. Its file names that code in a line `--
+oldest code: N`: code that was made for schema N or later still works with it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Final
 import asyncpg
 import structlog
 
-from gateway.errors import CommandFailed, SchemaMismatch, StorageUnavailable
+from gateway.base.errors import CommandFailed, SchemaMismatch, StorageUnavailable
 from gateway.ledger.connection import (
     CONTENDED,
     Connection,
@@ -34,14 +34,15 @@ LOCK: Final = 0x67617465776179
 """The advisory lock that lets one process at a time migrate: "gateway" in ASCII."""
 
 LOCK_WAIT_S: Final = 1.0
-"""How long a step waits for each lock before it lets go of all that it has. Whoever else wants the
-table waits behind it: also claims, whose senders wait for 3 s, and which a long `pg_dump` or a
-handler's open transaction would otherwise hold up for as long as it takes."""
+"""How long a step waits for each lock before it releases all that it holds. Other users of the
+table queue behind it, including claims, whose senders wait for 3 s. A long `pg_dump` or a handler's
+open transaction would otherwise delay them for as long as it takes."""
 PAUSE_S: Final = 2.0
-"""Until the next try: what has waited gets through."""
+"""Time until the next try, in which the queued statements get through."""
 PATIENCE_S: Final = 300.0
 WORK_S: Final = 86_400.0
-"""How long a step may work, and whoever else migrates has to wait: minutes for millions of rows."""
+"""How long a step may work, and how long other migrating processes wait: minutes for millions of
+rows."""
 
 HINDERED: Final = (asyncpg.LockNotAvailableError, *CONTENDED)
 
@@ -53,7 +54,7 @@ log = structlog.get_logger("gateway.migrate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One file of migrations/."""
+    """A file of migrations/."""
 
     version: int
     name: str
@@ -71,20 +72,20 @@ class Migration:
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """The tables that nobody else may use while it works, in the order of its text."""
+        """The tables that it locks exclusively, in the order of its text."""
         return tuple(dict.fromkeys(ALTERED.findall(self.sql)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFile:
-    """The user's own tables: idempotent SQL, applied anew at every migration."""
+    """A file of the user's own tables: idempotent SQL, applied again at every migration."""
 
     path: Path
     sql: str
 
 
 def read_schema(paths: Sequence[Path]) -> tuple[SchemaFile, ...]:
-    """The user's schema files, read before anything is changed."""
+    """Read the user's schema files, before anything is changed."""
     try:
         return tuple(SchemaFile(path=p, sql=p.read_text(encoding="utf-8")) for p in paths)
     except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +93,7 @@ def read_schema(paths: Sequence[Path]) -> tuple[SchemaFile, ...]:
 
 
 def read_migrations() -> tuple[Migration, ...]:
-    """Every migration of this code, in order."""
+    """Return every migration of this code, in order."""
     directory = files("gateway.ledger").joinpath("migrations")
     found = sorted(f.name for f in directory.iterdir() if f.name.endswith(".sql"))
     return tuple(
@@ -106,9 +107,9 @@ def read_migrations() -> tuple[Migration, ...]:
 
 
 async def migrate(connection: Connection, schema: Sequence[SchemaFile]) -> tuple[str, ...]:
-    """Brings the ledger up to this code, then applies the user's own schema files.
+    """Migrate the ledger to this code's version, then apply the user's own schema files.
 
-    Safe when many start at once: the others wait, and find nothing left to do.
+    Concurrent calls are safe: the others wait, and find nothing left to do.
     """
     applied = await _apply(connection, read_migrations())
     for file in schema:
@@ -141,16 +142,22 @@ async def _apply(connection: Connection, migrations: Sequence[Migration]) -> tup
 
 @asynccontextmanager
 async def _alone(connection: Connection) -> AsyncIterator[None]:
-    """A transaction in which nobody else migrates. The lock ends with it, so that it holds also
-    through a pooler, which lends its sessions for no longer."""
+    """Begin a transaction that holds the migration lock.
+
+    The lock ends with the transaction, so that it also works through a pooler, which lends a
+    session for one transaction only.
+    """
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock($1)", LOCK, timeout=WORK_S)
         yield
 
 
 async def _keeps_count(connection: Connection) -> bool:
-    """Whether migrations are counted already, as nearly always: altering the table all the same
-    would wait for every dump that reads it, and have everybody else wait, too."""
+    """Return whether the table of migrations is up to date, as it nearly always is.
+
+    Altering the table anyway would wait for every dump that reads it, and block all other users,
+    too.
+    """
     is_so: bool = await connection.fetchval(
         "select exists (select from pg_attribute where attname = 'oldest_code'"
         " and attrelid = to_regclass('gateway.migrations'))"
@@ -159,7 +166,7 @@ async def _keeps_count(connection: Connection) -> bool:
 
 
 async def _apply_one(connection: Connection, migration: Migration) -> bool:
-    """Whether it was still to be applied."""
+    """Apply one migration. Return False if it was applied already."""
     if await applied_version(connection) >= migration.version:
         return False
     await _lock_altered(connection, migration)
@@ -176,8 +183,11 @@ async def _apply_one(connection: Connection, migration: Migration) -> bool:
 
 
 async def _lock_altered(connection: Connection, migration: Migration) -> None:
-    """Everything at once, before the work: whoever gets the last lock only after minutes may find
-    it held by one who waits for the first, and has worked in vain."""
+    """Lock all altered tables at once, before the work.
+
+    A migration that requested its last lock only after minutes might find it held by a transaction
+    that waits for the first one, and would have worked in vain.
+    """
     present = [
         row["name"]
         for row in await connection.fetch(
@@ -193,7 +203,7 @@ async def _lock_altered(connection: Connection, migration: Migration) -> None:
 async def _in_one_commit(
     connection: Connection, name: str, step: Callable[[], Awaitable[bool]]
 ) -> bool:
-    """All of a step or nothing, with short waits for locks, and again until it gets them."""
+    """Run a step in one commit, with a short lock timeout, and retry until it gets its locks."""
     give_up_at = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -213,7 +223,10 @@ async def _in_one_commit(
 
 
 async def _oldest_transactions(connection: Connection) -> str:
-    """Who is probably in the way. What they run is not told: it may hold anything."""
+    """Describe the oldest transactions, which probably hold the locks.
+
+    Their statements are not shown, because they may contain anything.
+    """
     found = await connection.fetch(
         "select pid, coalesce(nullif(application_name, ''), 'no name') as name,"
         " extract(epoch from clock_timestamp() - xact_start)::integer as age_s"
@@ -231,8 +244,8 @@ async def _apply_schema(connection: Connection, file: SchemaFile) -> None:
         path = await users_search_path(connection)
         await connection.execute("select set_config('search_path', $1, true)", path)
         await connection.execute(file.sql, timeout=WORK_S)
-        # What it sets for its session (a dump does) is neither for the next file, nor for the next
-        # client of a pooler.
+        # Session settings of the file (a dump has some) must affect neither the next file nor the
+        # next client of a pooler.
         await connection.execute(forget_query(connection))
         return True
 
@@ -248,7 +261,7 @@ def _line(sql: str, position: str | None) -> str:
 
 
 async def applied_version(connection: Connection | Pooled) -> int:
-    """The ledger's schema version; 0 where there is none."""
+    """Return the ledger's schema version, or 0 if there is no schema."""
     if await connection.fetchval("select to_regclass('gateway.migrations')") is None:
         return 0
     version: int = await connection.fetchval(
@@ -258,7 +271,7 @@ async def applied_version(connection: Connection | Pooled) -> int:
 
 
 async def check_version(connection: Connection) -> None:
-    """Refuses a ledger that this code cannot work with."""
+    """Raise an error if this code cannot work with the ledger."""
     if await connection.fetchval("select current_setting('transaction_read_only')") == "on":
         raise StorageUnavailable("Postgres is read-only: a standby, or set so")
     present, wanted = await applied_version(connection), read_migrations()[-1].version
@@ -271,7 +284,7 @@ async def check_version(connection: Connection) -> None:
 
 
 async def _check_newer(connection: Connection, present: int, known: int) -> None:
-    """Refuses a ledger that newer code has changed so that this code no longer fits."""
+    """Raise an error if newer code has changed the ledger so that this code no longer fits."""
     if present <= known:
         return
     oldest_code: int = await connection.fetchval(

@@ -1,8 +1,8 @@
-"""Tables by the day for what is large: made ahead, and dropped when their day has come.
+"""Daily partitions for large tables: created ahead, and dropped when they have expired.
 
-A payload is filed under the day from which it may be forgotten, and so is an attempt. When that day
-has come, what is wanted for longer is filed under a later one, in small steps; then the table is
-dropped, whatever is in it.
+A payload is filed under the day from which it may be deleted, and so is an attempt. When that day
+has come, rows that are needed for longer are moved to a later day, in small steps. Then the table
+is dropped with everything that is left in it.
 """
 
 import asyncio
@@ -16,24 +16,24 @@ from typing import Final
 import asyncpg
 import structlog
 
-from gateway.failpoints import reached
-from gateway.ledger.connection import Connection, Executor, Pooled, describe
-from gateway.ledger.queries import QUERIES
-from gateway.model import Retention
+from gateway.base.failpoints import reached
+from gateway.base.model import Retention
+from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled, describe
 
 BATCH: Final = 200
 FIND_WITHIN_S: Final = 120.0
-"""A look at everything that waits, is dead or ended late: some seconds for a million."""
+"""The timeout of a query over all deliveries that wait, are dead or ended late. For a million it
+takes some seconds."""
 
 LOOK_AGAIN_S: Final = 0.1
-"""Whoever holds a table this much later is no claim and no lease. He is not waited for: whoever
-waits for a table that is to be dropped has everybody else wait behind him."""
+"""A transaction that still holds a table after this time is neither a claim nor a lease. The drop
+does not wait for it: every other user of the table would queue behind the waiting drop."""
 
 MOST_DROPPED: Final = 200
 UNHURRIED: Final = 25 * 1024**2
-"""How many bytes a second are given back to the disk by who is in no hurry: while a file is, for up
-to a tenth of a second for each half a GB, a claim waits for the disk. At this pace not one in a
-hundred does."""
+"""How many bytes per second a background task returns to the disk. While a file is deleted, which
+takes up to a tenth of a second per half a GB, a claim waits for the disk. At this rate not one
+claim in a hundred does."""
 
 MAKE_EVERY: Final = timedelta(hours=1)
 FORGET_MISFILED: Final = {
@@ -46,18 +46,18 @@ log = structlog.get_logger("gateway.partitions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tended:
-    """What was done to the tables of days."""
+    """The work done on daily partitions."""
 
     made: int = 0
     refiled: int = 0
     dropped: int = 0
     waiting: int = 0
-    """Tables that are to be dropped, and are in use."""
+    """Tables that are to be dropped, but are in use."""
     rested_s: float = 0
 
 
 async def keep_retention(ledger: Executor, retention: Mapping[str, Retention]) -> None:
-    """Tells the ledger for how long each route keeps what it has."""
+    """Store the retention of each route in the ledger."""
     kept = retention.values()
     await ledger.execute(
         QUERIES["keep_retention"], list(retention), [k.key for k in kept], [k.payload for k in kept]
@@ -65,7 +65,7 @@ async def keep_retention(ledger: Executor, retention: Mapping[str, Retention]) -
 
 
 async def make_partitions(ledger: Executor) -> int:
-    """Makes tables for the days to come; where somebody is in the way, another time."""
+    """Create partitions for the next days. If a lock is not available, log it and do nothing."""
     try:
         made: int = await ledger.fetchval(QUERIES["make_partitions"])
     except (asyncpg.LockNotAvailableError, asyncpg.CheckViolationError) as error:
@@ -75,13 +75,16 @@ async def make_partitions(ledger: Executor) -> int:
 
 
 async def prepare(ledger: Executor, retention: Mapping[str, Retention]) -> int:
-    """After a migration, before anything is claimed: returns how many tables were made."""
+    """Store the retention and create partitions, after a migration and before anything is claimed.
+
+    Returns the number of tables that were created.
+    """
     await keep_retention(ledger, retention)
     return await make_partitions(ledger)
 
 
 class DaysAhead:
-    """Makes tables for the days to come, once in a while."""
+    """Creates partitions for the next days, once in a while."""
 
     def __init__(self) -> None:
         self._made_at = -MAKE_EVERY.total_seconds()
@@ -93,7 +96,7 @@ class DaysAhead:
 
 
 async def count_due(ledger: Executor) -> int:
-    """How many tables have had their day."""
+    """Return the number of expired tables."""
     return len(await ledger.fetch(QUERIES["list_due_partitions"]))
 
 
@@ -104,11 +107,12 @@ async def tend(
     most: int = MOST_DROPPED,
     bytes_per_s: float = math.inf,
 ) -> Tended:
-    """Makes what will be needed, and drops what has had its day: the oldest, at most so many, with
-    a rest after each that keeps to the pace.
+    """Create the partitions that will be needed, and drop the oldest expired ones.
 
-    Two at once do no harm: what one has filed anew the other does not find, and what one has
-    dropped is gone.
+    At most `most` tables are dropped, with a pause after each that keeps to `bytes_per_s`.
+
+    Concurrent calls do no harm: rows that one call has moved are not found by the other, and tables
+    that one has dropped are gone.
     """
     made = await prepare(connection, retention)
     refiled = await _put_in_order(connection)
@@ -128,15 +132,18 @@ async def tend(
 
 
 async def _put_in_order(connection: Connection | Pooled) -> int:
-    """What was filed under a day that had no table yet."""
+    """Move rows that were filed under a day that had no table yet."""
     refiled = await _refile(connection, "find_misfiled", "refile_payloads")
     refiled += await _refile(connection, "find_misfiled_attempts", "refile_attempts")
     return refiled
 
 
 async def _refile_wanted(connection: Connection | Pooled) -> int:
-    """What is wanted for longer than it was filed for: all of it, since then its table is dropped.
-    Whoever else moves the same may only have begun."""
+    """Move all rows that are needed for longer than they were filed for.
+
+    It must move all of them, because their table is dropped afterwards, and a concurrent call that
+    moves the same rows may only have begun.
+    """
     refiled = await _refile(connection, "find_wanted_payloads", "refile_payloads", all_of_it=True)
     refiled += await _refile(connection, "find_longer_kept", "refile_payloads", all_of_it=True)
     refiled += await _refile(connection, "find_wanted_attempts", "refile_attempts", all_of_it=True)
@@ -147,8 +154,11 @@ async def _refile_wanted(connection: Connection | Pooled) -> int:
 async def _refile(
     connection: Connection | Pooled, find: str, refile: str, *, all_of_it: bool = False
 ) -> int:
-    """Each step a commit of its own. A step that moves nothing, since somebody else moves the same,
-    is the last one but where all has to be moved."""
+    """Move rows in steps, each a commit of its own.
+
+    A step that moves nothing, because a concurrent call moves the same rows, is the last one,
+    unless all rows have to be moved.
+    """
     total = 0
     while True:
         async with connection.transaction():
@@ -166,8 +176,10 @@ async def _refile(
 
 
 async def _forget_misfiled(connection: Connection | Pooled, parent: str, until: date) -> bool:
-    """Row by row, in steps: what was filed under days that had no table. Not of a day that has come
-    only now: nobody has looked yet what of it is wanted."""
+    """Delete rows that were filed under days without a table, row by row and in steps.
+
+    Days that have expired only now are left out, because their rows were not yet checked.
+    """
     forgotten = BATCH
     while forgotten:
         done = await connection.execute(QUERIES[FORGET_MISFILED[parent]], BATCH, until)
@@ -181,7 +193,7 @@ async def _drop(connection: Connection | Pooled, parent: str, day: date) -> bool
         log.info("partition_in_use", table=name)
         return False
     try:
-        async with connection.transaction():  # lost in a crash, it is simply done again
+        async with connection.transaction():  # if a crash loses it, it is simply done again
             await connection.execute("set local synchronous_commit = off")
             await connection.execute(QUERIES["detach_partition"], parent, day)
         reached("partition.detached")
@@ -189,7 +201,7 @@ async def _drop(connection: Connection | Pooled, parent: str, day: date) -> bool
     except asyncpg.LockNotAvailableError as error:
         log.info("partition_in_use", table=name, error=describe(error))
         return False
-    except asyncpg.UndefinedTableError:  # another was faster, and has it
+    except asyncpg.UndefinedTableError:  # another call was faster, and drops it
         return False
     reached("partition.dropped")
     if dropped:
@@ -198,7 +210,7 @@ async def _drop(connection: Connection | Pooled, parent: str, day: date) -> bool
 
 
 async def _is_in_use(connection: Connection | Pooled, tables: list[str]) -> bool:
-    """Whether the same transaction holds one of them for longer than a moment."""
+    """Return whether the same transaction holds one of the tables for longer than a moment."""
     before = {tuple(row) for row in await connection.fetch(QUERIES["find_holders"], tables)}
     if not before:
         return False

@@ -1,4 +1,4 @@
-"""Pauses: handlers that no worker is to run for now."""
+"""Pauses: handlers that no worker may run for now."""
 
 import asyncio
 import time
@@ -9,12 +9,11 @@ from typing import Final, Self
 
 import asyncpg
 
-from gateway.ledger.connection import COMMAND_TIMEOUT_S, Executor
+from gateway.ledger.connection import COMMAND_TIMEOUT_S, QUERIES, Executor
 from gateway.ledger.deliveries import BEGINS_WITHIN
-from gateway.ledger.queries import QUERIES
 
 LEASES_END_S: Final = 2 * COMMAND_TIMEOUT_S
-"""A lease takes some milliseconds, and its worker gives it up after the time-out of a command."""
+"""A lease takes some milliseconds, and its worker abandons it after the timeout of a command."""
 
 LOOK_EVERY_S: Final = 0.01
 A_FEW: Final = 50
@@ -25,11 +24,11 @@ Handler = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """One order to let something wait."""
+    """A pause of a handler or of a whole route."""
 
     route: str
     handler: str | None
-    """None: all of the route."""
+    """None if the whole route is paused."""
     actor: str
     reason: str | None
     since: datetime
@@ -39,17 +38,17 @@ class Pause:
         return cls(**dict(row))
 
     def holds(self, route: str, handler: str) -> bool:
-        """Whether deliveries of this handler wait because of it."""
+        """Return whether deliveries of this handler wait because of it."""
         return self.route == route and self.handler in (None, handler)
 
 
 async def pause(
     ledger: Executor, route: str, handler: str | None, *, actor: str, reason: str
 ) -> tuple[datetime, bool]:
-    """Since when it is paused, and whether it was not before.
+    """Pause a handler. Return since when it is paused, and whether it was not paused before.
 
-    When this returns, no delivery of it is begun any more: leases that were under way have ended,
-    and what they took has begun, or was handed back.
+    When this returns, no delivery of it begins any more: leases in progress have ended, and the
+    deliveries that they took have begun, or were handed back.
     """
     row = await ledger.fetchrow(QUERIES["pause"], route, handler or "", actor, reason)
     assert row is not None  # noqa: S101 (an upsert without a condition returns its row)
@@ -80,36 +79,35 @@ async def _begun(ledger: Executor, route: str, handler: str | None) -> None:
 async def resume(
     ledger: Executor, route: str, handler: str | None, *, actor: str, reason: str | None
 ) -> Pause | None:
-    """The pause that this ended; None where there was none."""
+    """End a pause and return it, or None if there was none."""
     row = await ledger.fetchrow(QUERIES["resume"], route, handler or "", actor, reason)
     return None if row is None else Pause.of(row)
 
 
 async def list_pauses(ledger: Executor) -> list[Pause]:
-    """What is paused."""
     return [Pause.of(row) for row in await ledger.fetch(QUERIES["list_pauses"])]
 
 
 async def find_paused(ledger: Executor, handlers: Iterable[Handler]) -> set[Handler]:
-    """Which of these handlers are paused."""
+    """Return which of these handlers are paused."""
     rows = await ledger.fetch(QUERIES["find_paused"], *_columns(list(handlers)))
     return {(row["route"], row["handler"]) for row in rows}
 
 
 async def list_known_handlers(ledger: Executor) -> list[Handler]:
-    """The handlers that the ledger knows of, with their routes."""
+    """Return the handlers that the ledger knows, with their routes."""
     rows = await ledger.fetch(QUERIES["list_known_handlers"])
     return [(row["route"], row["handler"]) for row in rows]
 
 
 async def count_held(ledger: Executor, route: str, handler: str | None) -> tuple[int, int]:
-    """How many deliveries run, and how many wait."""
+    """Return how many deliveries run, and how many wait."""
     [row] = await ledger.fetch(QUERIES["count_held"], route, handler or "")
     return row["running"], row["waiting"]
 
 
 async def find_resumed(ledger: Executor, handlers: Sequence[Handler]) -> list[int]:
-    """A few deliveries of each that may run now."""
+    """Return the ids of a few deliveries of each handler that may run now."""
     rows = await ledger.fetch(QUERIES["find_resumed"], *_columns(handlers), A_FEW)
     return [row["id"] for row in rows]
 

@@ -1,4 +1,4 @@
-"""Refused requests: a small ring per route, in which what is many gives way to what is rare."""
+"""Rejected requests: a small ring per route, in which frequent causes make room for rare ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,30 +7,53 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.errors import Duplicate
-from gateway.ledger.connection import Connection, Executor, Pooled
-from gateway.ledger.forgetting import forget_all
-from gateway.ledger.queries import QUERIES
+from gateway.base.errors import Duplicate
+from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled
+from gateway.ledger.erasure import forget_all
 
-LOCK: Final = 0x72696E67
-"""One at a time writes: "ring" in ASCII."""
+MOST_PER_BODY: Final = 100
+"""A limit, because a captured body can be sent under any number of made-up ids."""
 
 BATCH: Final = 1_000
+
+
+class Refusal(NamedTuple):
+    """A refused id, and the digest of its body."""
+
+    route: str
+    event_id: str
+    digest: bytes
+
+
+async def note_refusals(connection: Executor, refused: Sequence[Refusal]) -> None:
+    """Store refusals, up to the limit per body."""
+    columns = [list(column) for column in zip(*refused, strict=True)]
+    await connection.execute(QUERIES["note_refusals"], *columns, MOST_PER_BODY)
+
+
+async def forget_refusals(connection: Executor, age: timedelta) -> None:
+    """Delete refusals older than any deduplication key."""
+    await forget_all(connection, "forget_refusals", age, BATCH)
+
+
+LOCK: Final = 0x72696E67
+"""The advisory lock that lets one process at a time write: "ring" in ASCII."""
+
 COMPARED: Final = 100
-"""Events whose clocks are looked at."""
+"""The number of events whose clocks are compared."""
 
 NOWHERE: Final = ""
-"""The route of requests to paths that no route has."""
+"""The route of requests to unknown paths."""
 
 BAD_ITEM: Final = "bad_item"
-"""The cause of an item that cannot be read, of a batch that was accepted."""
+"""The cause of an unreadable item in a batch that was accepted."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A refused request as it is kept."""
+    """A rejected request in its stored form."""
 
     route: str
     at: datetime
@@ -47,35 +70,35 @@ class Rejected:
     body_bytes: int | None
     digest: bytes | None
     key_id: str | None = None
-    """The key under which path, headers and body are sealed in the body."""
+    """The key under which path, headers and body are encrypted in the body."""
     verified_by: str | None = None
-    """The secret under which it was verified: an item of an accepted batch, or a duplicate."""
+    """The secret that verified it, for an item of an accepted batch or a duplicate."""
     copies: int = 1
-    """How many identical duplicates the row stands for."""
+    """The number of identical duplicates that the row stands for."""
 
 
 class NoRoom(Exception):
-    """More rejected items of a route wait to be released than may be kept."""
+    """Raised if a route has more unreleased rejected items than may be kept."""
 
 
 class Bounds(NamedTuple):
-    """How much of each route is kept: of rejected requests, and again of rejected items."""
+    """The limits per route: for rejected requests, and separately for rejected items."""
 
     rows: int
     bytes: int
 
 
 class Clocks(NamedTuple):
-    """What verified events tell of our clock."""
+    """The result of comparing the clocks of verified senders with ours."""
 
     senders: int
-    """How many of them signed a time."""
+    """The number of events with a signed time."""
     apart_s: float | None
-    """By how much theirs were behind ours, in the middle."""
+    """The median by which their clocks were behind ours."""
 
 
 class Chosen(NamedTuple):
-    """Which refused requests are meant."""
+    """A filter for rejected requests."""
 
     route: str | None = None
     code: str | None = None
@@ -85,7 +108,7 @@ class Chosen(NamedTuple):
 async def keep_rejected(
     connection: Connection, rejected: Sequence[Rejected], bounds: Bounds
 ) -> int:
-    """Insert rejected requests and duplicates, and delete what is too much, in one commit.
+    """Insert rejected requests and duplicates, and delete the excess, in one commit.
 
     Returns how many duplicates were deleted that had been acknowledged and not released.
     """
@@ -115,7 +138,7 @@ async def keep_items(
 
 
 async def _insert(connection: Connection | Pooled, rejected: Sequence[Rejected]) -> int:
-    """Insert the rows, and return how many were written: no item that is kept already."""
+    """Insert the rows. Return how many were written, which excludes items that are kept already."""
     merged = _merge(rejected)
     rows = [_facts(n, row) for n, row in enumerate(merged, 1)]
     inserted: int = await connection.fetchval(
@@ -125,7 +148,7 @@ async def _insert(connection: Connection | Pooled, rejected: Sequence[Rejected])
 
 
 def _merge(rejected: Sequence[Rejected]) -> list[Rejected]:
-    """Merge verified requests with the same bytes: one statement cannot update a row twice."""
+    """Merge verified requests with the same body: one statement cannot update a row twice."""
     merged: dict[object, Rejected] = {}
     for n, row in enumerate(rejected):
         is_duplicate = row.code == Duplicate.code
@@ -162,7 +185,7 @@ def _facts(n: int, row: Rejected) -> Row:
 
 
 async def compare_clocks(connection: Executor) -> Clocks:
-    """Whether other senders agree with our clock."""
+    """Compare the clocks of verified senders with ours."""
     [row] = await connection.fetch(QUERIES["compare_clocks"], COMPARED)
     return Clocks(row["senders"], row["apart_s"])
 
@@ -170,13 +193,13 @@ async def compare_clocks(connection: Executor) -> Clocks:
 async def list_rejected(
     connection: Executor, chosen: Chosen, before: int | None, limit: int
 ) -> list[Row]:
-    """Newest first."""
+    """Return rejected requests, newest first."""
     rows = await connection.fetch(QUERIES["list_rejected"], *chosen, before, limit)
     return [dict(row) for row in rows]
 
 
 async def group_rejected(connection: Executor, chosen: Chosen, limit: int) -> list[Row]:
-    """By cause, the latest first."""
+    """Group rejected requests by cause, the latest first."""
     return [dict(row) for row in await connection.fetch(QUERIES["group_rejected"], *chosen, limit)]
 
 
@@ -187,13 +210,16 @@ async def count_items(connection: Executor) -> dict[str, int]:
 
 
 async def find_rejected(connection: Executor, id: int) -> Row | None:
-    """One, with all that was kept of it."""
+    """Return one rejected request with all stored fields."""
     row = await connection.fetchrow(QUERIES["find_rejected"], id)
     return None if row is None else _with_headers(dict(row))
 
 
 async def hold_rejected(connection: Connection | Pooled, id: int) -> Row | None:
-    """One, until the end of the transaction; None where another holds it, or it is gone."""
+    """Return one rejected request, locked until the end of the transaction.
+
+    None if another transaction holds it, or if it is gone.
+    """
     row = await connection.fetchrow(QUERIES["hold_rejected"], id)
     return None if row is None else _with_headers(dict(row))
 
@@ -203,7 +229,7 @@ def _with_headers(row: Row) -> Row:
 
 
 async def next_rejected(connection: Executor, chosen: Chosen, after: int, limit: int) -> list[int]:
-    """What can be asked to be released, oldest first."""
+    """Return the ids of requests that may be released, oldest first."""
     rows = await connection.fetch(QUERIES["next_rejected"], *chosen, after, limit)
     return [row["id"] for row in rows]
 
@@ -217,22 +243,22 @@ async def mark_released(
     actor: str,
     reason: str | None,
 ) -> None:
-    """Says as what, and who wanted it."""
+    """Record the release: its events, the actor and the reason."""
     await connection.execute(QUERIES["mark_released"], id, list(event_ids), route, actor, reason)
 
 
 async def mark_repeated(connection: Connection | Pooled, id: int, detail: str) -> None:
-    """Note that a rejected request has the bytes of an event that was claimed before."""
+    """Note that a rejected request has the body of an event that was claimed before."""
     await connection.execute(QUERIES["mark_repeated"], id, detail)
 
 
 async def forget_rejected(connection: Executor, age: timedelta) -> int:
-    """Those older than this."""
+    """Delete rejected requests older than `age`, and return their number."""
     return await forget_all(connection, "forget_rejected", age, BATCH)
 
 
 async def count_rejected_of(connection: Executor, subject: str, route: str | None) -> int:
-    """In how many a subject is named."""
+    """Count the rejected requests that name a subject."""
     count: int = await connection.fetchval(QUERIES["count_rejected_of"], subject, route)
     return count
 
@@ -240,6 +266,6 @@ async def count_rejected_of(connection: Executor, subject: str, route: str | Non
 async def erase_rejected(
     connection: Executor, subject: str, route: str | None, *, actor: str, reason: str
 ) -> int:
-    """Forgets those."""
+    """Erase the rejected requests that name a subject, and return their number."""
     count: int = await connection.fetchval(QUERIES["erase_rejected"], subject, route, actor, reason)
     return count

@@ -1,4 +1,4 @@
-"""Forgets what a route no longer keeps, in small bounded steps."""
+"""Deletes data that is past its retention, in small bounded steps."""
 
 import time
 from collections.abc import Mapping
@@ -8,20 +8,20 @@ from typing import Final
 
 import asyncpg
 
-from gateway.failpoints import reached
-from gateway.ledger.connection import Connection, Executor, Pooled
-from gateway.ledger.queries import QUERIES
-from gateway.model import Retention
+from gateway.base.failpoints import reached
+from gateway.base.model import Retention
+from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled
 
 LOCK: Final = 0x7072756E65
-"""One worker at a time prunes: "prune" in ASCII."""
+"""The advisory lock that lets one worker at a time prune: "prune" in ASCII."""
 
 BATCH: Final = 1_000
 ROUNDED: Final = timedelta(days=40)
-"""By so much at most a day is later, under which something is filed, than its retention asks."""
+"""The maximum by which the day of a partition is later than the retention requires."""
 
 AGAIN_AFTER: Final = timedelta(hours=6)
-"""When to look again at what was passed and kept: most of it waited then, or was replayed since."""
+"""How soon the walk starts over to check events that it passed and kept: most of them were pending
+then, or were replayed since."""
 
 Mark = tuple[datetime, str, str]
 START: Final[Mark] = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
@@ -29,18 +29,18 @@ START: Final[Mark] = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What a step forgot, or several."""
+    """The counts of one or more steps."""
 
     keys: int = 0
     payloads: int = 0
     dead: int = 0
     audit: int = 0
-    """Rows of the audit log."""
+    """Deleted rows of the audit log."""
     days: int = 0
-    """Tables of payloads or attempts that were dropped, each of one day."""
+    """Dropped daily partitions of payloads or attempts."""
     looked_at: int = 0
     more: bool = False
-    """A step came to its bound and not to the end."""
+    """Whether a step reached its limit, and not the end."""
 
     def __add__(self, later: "Pruned") -> "Pruned":
         return Pruned(
@@ -55,23 +55,24 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """How far a walk has come."""
+class PruneCursor:
+    """The progress of a walk."""
 
     marks: tuple[Mark, ...] = (START,)
-    """One per age that was reached, as of the last step."""
+    """One cursor per age that was reached, after the last step."""
     turn: int = 0
-    """Whose dead letters are next."""
+    """The index of the route whose dead letters are next."""
     idle: int = 0
-    """Steps in a row that came to the end."""
+    """The number of steps in a row that reached the end."""
 
 
 class Pruner:
     """Walks the events from the oldest to the age at which none has to lose anything yet.
 
-    On the way it leaves a mark at each age at which some route forgets, and later steps go on from
-    these marks: what lies between them has lost its payload, keeps its key, and is most of the
-    ledger. Once in a while the walk starts over, for the sake of what it had to leave behind.
+    On the way it keeps a cursor at each age at which some route's data expires, and later steps
+    continue from these cursors. The events between them have lost their payload but keep their key,
+    and they are most of the ledger. Once in a while the walk starts over, for the events that it
+    had to keep.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Pruner:
         *,
         audit: timedelta | None = None,
         again_after: timedelta = AGAIN_AFTER,
-        place: Place | None = None,
+        place: PruneCursor | None = None,
     ) -> None:
         kept = retention.values()
         self._kept = list(retention), [k.key for k in kept], [k.payload for k in kept]
@@ -91,20 +92,23 @@ class Pruner:
         self._audit = None if audit is None else audit_age(retention, audit)
         self._again_after_s = again_after.total_seconds()
         self._again_at = time.monotonic() + self._again_after_s
-        self._place = place or Place()
+        self._place = place or PruneCursor()
 
     @property
-    def place(self) -> Place:
-        """Where the next step goes on."""
+    def place(self) -> PruneCursor:
+        """The cursor of the next step."""
         return self._place
 
     @property
     def is_through(self) -> bool:
-        """Whether it has come to the end, and looked at the dead letters of every route since."""
+        """Whether the walk reached the end, and has since checked every route's dead letters."""
         return self._place.idle >= len(self._dead)
 
     async def step(self, connection: Connection | Pooled, *, waits: bool = False) -> Pruned:
-        """One bounded round. While another worker is at it: waits for that, or does nothing."""
+        """Run one bounded step.
+
+        While another worker prunes, it waits for that worker if `waits`, or else does nothing.
+        """
         if not self._ages:
             return Pruned()
         async with connection.transaction():
@@ -120,7 +124,8 @@ class Pruner:
         reached("prune.committed")
         is_behind = any(row["walked"] == BATCH for row in walked)
         more = is_behind or BATCH in (expired.dead, expired.audit)
-        self._place = Place(  # not sooner: what is not committed has to be walked again
+        # not earlier: if the commit fails, the same rows have to be walked again
+        self._place = PruneCursor(
             marks=tuple(marks),
             turn=(self._place.turn + 1) % len(self._dead),
             idle=0 if more else self._place.idle + 1,
@@ -132,7 +137,7 @@ class Pruner:
         return pruned + expired + Pruned(looked_at=looked_at, more=more)
 
     async def _expire(self, connection: Connection | Pooled) -> Pruned:
-        """Dead letters of one route a step, in turn, and what was done long ago."""
+        """Delete expired dead letters of one route per step, in turn, and expired audit entries."""
         turn = self._dead[self._place.turn % len(self._dead)]
         dead: int = await connection.fetchval(QUERIES["expire_dead"], *turn, BATCH)
         if self._audit is None:
@@ -143,7 +148,10 @@ class Pruner:
     async def _walk(
         self, connection: Connection | Pooled
     ) -> tuple[list[Mark], list[asyncpg.Record]]:
-        """From each mark to its age; a younger age waits until the older one has been reached."""
+        """Walk from each cursor to its age.
+
+        A younger age waits until the older one has been reached.
+        """
         marks, walked = [*self._place.marks], []
         for n, age in enumerate(self._ages):
             if n == len(marks):
@@ -172,7 +180,7 @@ class Pruner:
 async def count_prunable(
     ledger: Executor, retention: Mapping[str, Retention], mark: Mark
 ) -> tuple[Pruned, Mark]:
-    """What a prune would forget of the next events, and changes nothing."""
+    """Count the data that a prune would delete of the next events, without changing anything."""
     kept = retention.values()
     youngest = min(age for k in kept for age in (k.key, k.payload))
     columns = list(retention), [k.key for k in kept], [k.payload for k in kept]
@@ -191,7 +199,7 @@ async def count_prunable(
 async def count_expired(
     ledger: Executor, retention: Mapping[str, Retention], audit: timedelta
 ) -> Pruned:
-    """Dead letters and rows of the audit that a prune would forget."""
+    """Count the dead letters and audit entries that a prune would delete."""
     dead = [k.dead for k in retention.values()]
     [row] = await ledger.fetch(
         QUERIES["count_expired"], list(retention), dead, audit_age(retention, audit)
@@ -200,10 +208,13 @@ async def count_expired(
 
 
 async def list_routes(ledger: Executor) -> list[str]:
-    """Routes that have events, in the configuration or not."""
+    """Return the routes that have events, even if they are not in the configuration."""
     return [row["route"] for row in await ledger.fetch(QUERIES["list_routes"])]
 
 
 def audit_age(retention: Mapping[str, Retention], audit: timedelta) -> timedelta:
-    """The audit is kept at least as long as any key: it tells who erased the rest."""
+    """Return the retention of the audit log, at least that of any key.
+
+    The audit log shows who erased the other data.
+    """
     return max([audit, *(k.key for k in retention.values())])

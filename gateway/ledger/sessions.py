@@ -1,4 +1,4 @@
-"""Connections for handlers: taken as good as new, given back as good as new."""
+"""Connections for handlers, whose session state is reset between transactions."""
 
 import asyncio
 import time
@@ -7,33 +7,27 @@ from datetime import timedelta
 from secrets import token_hex
 from typing import Final
 
-from gateway.ledger.connection import (
-    TROUBLE,
-    Connection,
-    Opener,
-    close_quietly,
-    forget_query,
-)
-from gateway.ledger.pooler import is_pooled
+from gateway.ledger.connection import TROUBLE, Connection, Opener, close_quietly, forget_query
+from gateway.ledger.servers import is_pooled
 
 BEGIN_S: Final = 5.0
 ROLL_BACK_S: Final = 5.0
 AHEAD_S: Final = 0.05
-"""How old a transaction may get that was begun ahead: `now()` in it is when it was begun."""
+"""The maximum age of a transaction that was begun ahead: `now()` in it is the time of its begin."""
 
 LEAST_CHAINED_MS: Final = 1000
-"""Under this idle limit the server might end a transaction that was begun ahead."""
+"""If the idle limit is lower, the server might end a transaction that was begun ahead."""
 
 MOST: Final = 1000
 OWN_ROLE: Final = "reset session authorization"
-"""Resets the role, too."""
+"""This also resets the role."""
 
 IDLE_S: Final = 300.0
-"""A connection that was not needed for so long is not used again: firewalls forget it silently."""
+"""A connection that was idle for longer is not used again, because firewalls drop it silently."""
 
 
 class Session:
-    """One connection, and what is known of the state of its session."""
+    """A connection and the known state of its session."""
 
     __slots__ = ("begun_at", "connection", "idle_since", "is_foreign", "limit_ms", "proof")
 
@@ -41,17 +35,19 @@ class Session:
         self.connection = connection
         self.limit_ms: int | None = None
         self.is_foreign = False
-        """Whether statements were run that are not ours: they may have changed the session."""
+        """Whether foreign statements (a handler's) were run, which may have changed the session."""
         self.begun_at: float | None = None
-        """When a transaction was begun for whoever takes the session next."""
+        """When a transaction was begun ahead for the next user of the session."""
         self.idle_since = 0.0
         self.proof = ""
         """The value of the setting gateway.transaction in the transaction that was begun last.
-        gateway.settle_done compares them, and so finds out if a handler ended that transaction."""
+        gateway.settle_done compares them to detect that a handler ended that transaction."""
 
     async def begin(self, limit: timedelta) -> None:
-        """Opens a transaction that the server ends if nothing is heard of it for `limit`: that of
-        a stopped worker must not block its successor for ever."""
+        """Begin a transaction that the server ends after `limit` without a statement.
+
+        The limit keeps the transaction of a stopped worker from blocking its successor for ever.
+        """
         limit_ms = max(1, int(limit.total_seconds() * 1000))
         if self._is_lent:
             limited = f"set local idle_in_transaction_session_timeout = {limit_ms}"
@@ -59,7 +55,7 @@ class Session:
             return
         begun_at, self.begun_at = self.begun_at, None
         query = "begin"
-        if limit_ms != self.limit_ms:  # in the same message it belongs to the transaction
+        if limit_ms != self.limit_ms:  # in the same message, SET is part of the transaction
             query = f"begin; set idle_in_transaction_session_timeout = {limit_ms}"
         elif begun_at is not None and time.monotonic() - begun_at < AHEAD_S:
             return  # `commit` has set its proof
@@ -70,9 +66,9 @@ class Session:
         self.limit_ms = limit_ms
 
     async def commit(self, last: str, *, chain: bool) -> None:
-        """Runs a last statement, commits, and makes the session as good as new: one round trip.
+        """Run a last statement, commit, and reset the session, in one round trip.
 
-        With `chain`, the next transaction is begun along with it.
+        With `chain`, the next transaction is begun in the same round trip.
         """
         chain = chain and not self.is_foreign and (self.limit_ms or 0) >= LEAST_CHAINED_MS
         if chain:
@@ -87,20 +83,26 @@ class Session:
             self.begun_at = time.monotonic()
 
     async def roll_back(self) -> None:
-        """Undoes the transaction, and makes the session as good as new."""
+        """Roll back the transaction, and reset the session."""
         self.limit_ms = None  # it may have been set in this very transaction
         await self.connection.execute(f"rollback{self._forgetting}", timeout=ROLL_BACK_S)
         self.is_foreign = False
 
     def _prove(self) -> str:
-        """Return a statement that marks the transaction with a new proof. Postgres forgets it when
-        the transaction ends. SET, unlike SELECT, leaves the isolation level to the handler."""
+        """Return a statement that marks the transaction with a new proof.
+
+        Postgres forgets the proof when the transaction ends. SET, unlike SELECT, leaves the choice
+        of the isolation level to the handler.
+        """
         self.proof = token_hex(8)
         return f"set local gateway.transaction = '{self.proof}'"
 
     async def is_proven(self) -> bool:
-        """Return whether the transaction is still the one that was begun here. Also true if that
-        cannot be found out, because the transaction has failed or the connection is gone."""
+        """Return whether the transaction is still the one that was begun here.
+
+        Also true if that cannot be found out, because the transaction has failed or the connection
+        is gone.
+        """
         if self.connection.is_closed():
             return True
         if not self.connection.is_in_transaction():
@@ -113,8 +115,10 @@ class Session:
         return found == self.proof
 
     async def is_read_only(self) -> bool:
-        """Return whether the server refuses writes, or does not answer. Roll back first: the
-        transaction itself may be read only because the handler made it so."""
+        """Return whether the server refuses writes, or does not answer.
+
+        Roll back first: the transaction itself may be read only because the handler made it so.
+        """
         query = "select current_setting('transaction_read_only')::boolean"
         try:
             await self.roll_back()
@@ -124,8 +128,10 @@ class Session:
 
     @property
     def _is_lent(self) -> bool:
-        """Whether the server's session is ours for this transaction only: neither can another one
-        be begun ahead then, nor its limit be set for the next ones."""
+        """Whether a pooler lends the server's session for one transaction only.
+
+        In that case no transaction can be begun ahead, and no idle limit can be set for later ones.
+        """
         return is_pooled(self.connection)
 
     @property
@@ -134,15 +140,16 @@ class Session:
 
 
 class Sessions:
-    """As many connections as are in use at once, and those that were lately.
+    """A connection pool for handlers: it keeps the connections in use and the recently used ones.
 
-    asyncpg's pool asks the server to reset a connection whenever it is given back. Here that goes
-    along with the end of the transaction, where it is needed at all: it saves a round trip.
+    asyncpg's pool sends a reset query whenever a connection is returned. Here the reset is sent
+    with the end of the transaction, and only if it is needed, which saves a round trip.
     """
 
     def __init__(self, url: str, *, name: str, most: int = MOST, **server_settings: str) -> None:
         self._room = asyncio.Semaphore(most)
-        """For those that are taken. What is idle has room, too: no new one is opened beside it."""
+        """Limits the sessions in use. Idle sessions need no permit: no new one is opened while
+        there is an idle one."""
         self._opener = Opener(
             url, name=name, command_timeout_s=None, isolation=None, **server_settings
         )
@@ -153,11 +160,11 @@ class Sessions:
 
     @property
     def use(self) -> tuple[int, int]:
-        """How many are in use, and how many are not."""
+        """The number of sessions in use, and of idle ones."""
         return len(self._taken), len(self._idle)
 
     async def take(self) -> Session:
-        """A session of the caller's own, when there is one. Raises StorageUnavailable."""
+        """Return a session for exclusive use, as soon as one is free. Raises StorageUnavailable."""
         await self._room.acquire()
         try:
             session = self._newest_idle() or Session(await self._opener.reach())
@@ -168,7 +175,7 @@ class Sessions:
         return session
 
     def give_back(self, session: Session) -> None:
-        """For a session whose transaction was ended, or a fresh one begun."""
+        """Return a session whose transaction has ended or whose next one was begun ahead."""
         self._leave(session)
         session.idle_since = time.monotonic()
         self._idle.append(session)
@@ -177,12 +184,12 @@ class Sessions:
             self._timer = loop.call_later(AHEAD_S, self._end_unused)
 
     def drop_idle(self) -> None:
-        """For when one of them turned out to be dead: the others may be, too."""
+        """Close all idle sessions after one was found dead: the others may be dead, too."""
         while self._idle:
             self._idle.pop().connection.terminate()
 
     def drop(self, session: Session) -> None:
-        """For a session in any state: whatever it was doing is undone by the server."""
+        """Close a session in any state. The server rolls back its transaction."""
         self._leave(session)
         session.connection.terminate()
 
@@ -192,7 +199,10 @@ class Sessions:
             self._room.release()
 
     def _end_unused(self) -> None:
-        """Nobody came for these transactions: an idle one would worry whoever looks."""
+        """Roll back unused transactions that were begun ahead.
+
+        An idle transaction would worry an operator who looks at the server.
+        """
         self._timer = None
         for session in [s for s in self._idle if s.begun_at is not None]:
             task = asyncio.create_task(self._end(session))
@@ -201,7 +211,7 @@ class Sessions:
 
     async def _end(self, session: Session) -> None:
         await self._room.acquire()
-        if session not in self._idle:  # somebody came, after all
+        if session not in self._idle:  # it was taken in the meantime
             self._room.release()
             return
         self._idle.remove(session)
@@ -215,7 +225,7 @@ class Sessions:
             self.give_back(session)
 
     async def close(self) -> None:
-        """Ends all connections, in use or not."""
+        """Close all connections, in use or not."""
         if self._timer is not None:
             self._timer.cancel()
         for session in self._taken:
@@ -231,5 +241,5 @@ class Sessions:
             if session.idle_since > time.monotonic() - IDLE_S:
                 return session
             session.connection.terminate()
-            self.drop_idle()  # the newest is too old, and so are they
+            self.drop_idle()  # the newest one is too old, so the others are, too
         return None

@@ -1,4 +1,4 @@
-"""Who may send: one file per scheme, pure functions over bytes, and a catalogue of senders."""
+"""Providers: request verification as pure functions over bytes, and the catalogue of senders."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -13,7 +13,7 @@ __all__ = ["PROVIDERS", "Headers", "Incoming", "Provider"]
 
 
 class _Providers(Mapping[str, Provider]):
-    """By name. Those of the catalogue are read when they are asked for."""
+    """Mapping of provider names to providers. Catalogue entries are loaded on first access."""
 
     def __init__(self, *own: Provider) -> None:
         self._own = {provider.name: provider for provider in own}

@@ -1,4 +1,4 @@
-"""The catalogue: senders as data, one file each, read when asked for."""
+"""The catalogue: one YAML file per sender, loaded on first use."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,11 +8,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from gateway.errors import ConfigInvalid, Problem
-from gateway.notation.problems import Location, Refusal, Unexpected, one_of, refusals
-from gateway.notation.quantities import Size, holding
-from gateway.notation.section import Section
-from gateway.notation.yaml_source import Document, read_document
+from gateway.base.errors import ConfigInvalid, Problem
+from gateway.base.problems import Location, Refusal, Unexpected, one_of, refusals
+from gateway.base.units import Size, holding
+from gateway.base.yaml_source import Document, Section, read_document
 from gateway.providers.provider import Provider
 from gateway.providers.schemes.build import MAX_BODY, make_provider
 from gateway.providers.schemes.sections import KINDS, SenderSection
@@ -28,7 +27,7 @@ Texts = Annotated[list[str], Listed, Field(max_length=16)]
 
 
 class EntrySection(Section):
-    """A sender that has a name."""
+    """A named sender of the catalogue."""
 
     title: str = Field(min_length=1, max_length=60, description="What its makers call it.")
     docs: Annotated[list[str], Listed, Field(min_length=1, max_length=8)] = Field(
@@ -49,7 +48,7 @@ class EntrySection(Section):
 
 
 def entry_names() -> tuple[str, ...]:
-    """By listing the folder: no file is read."""
+    """Return the names of all entries. Only lists the folder, reads no file."""
     return _names()
 
 
@@ -60,12 +59,12 @@ def _names() -> tuple[str, ...]:
 
 @cache
 def load_entry(name: str) -> Provider:
-    """The provider of that name. Raises ConfigInvalid where its file is wrong."""
+    """Return the provider of this name. Raises ConfigInvalid if its file is invalid."""
     return read_entry(FOLDER / f"{name}{SUFFIX}")
 
 
 def read_entry(file: Path) -> Provider:
-    """Reads an entry; `extends` is looked for beside it."""
+    """Read an entry. Its `extends` is resolved in the same folder."""
     document = read_document(file)
     at: Location = ()
     problems = [*document.problems]
@@ -81,7 +80,7 @@ def read_entry(file: Path) -> Provider:
 
 
 def read_scheme(name: str) -> SenderSection:
-    """What an entry says, for those who want to know more of it than its provider tells."""
+    """Return the scheme of an entry, for callers that need more than its provider exposes."""
     file = FOLDER / f"{name}{SUFFIX}"
     return _scheme(EntrySection.model_validate(_with_parent(file, read_document(file).value)))
 

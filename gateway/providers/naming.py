@@ -1,4 +1,7 @@
-"""What is said of a provider that nobody knows: there are too many to list them in an error."""
+"""The `expected` text of errors about an unknown provider.
+
+There are too many providers to list all.
+"""
 
 import re
 from difflib import get_close_matches
@@ -12,7 +15,10 @@ DESCRIBED: Final = f"or {', '.join(KINDS)} with a `scheme`"
 
 
 def expected_provider(like: str) -> str:
-    """What may stand there, and what was probably meant: WhatsApp is a product of `meta`."""
+    """Return the `expected` text, with the closest provider name.
+
+    Words of titles are matched too: WhatsApp is a product of `meta`.
+    """
     called = {name: name for name in (*PROVIDERS, *KINDS)}
     for name in PROVIDERS:
         facts = PROVIDERS[name].facts

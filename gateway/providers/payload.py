@@ -1,4 +1,4 @@
-"""Reading text and objects from a verified body, where anything unexpected is a BadPayload."""
+"""Read text and objects from a verified body. Anything unexpected raises BadPayload."""
 
 import re
 from collections.abc import Mapping
@@ -6,25 +6,24 @@ from typing import Any, Final, TypeGuard
 
 import orjson
 
-from gateway.errors import BadPayload
+from gateway.base.errors import BadPayload
 
 MAX_TEXT_CHARS: Final = 255
 _MAX_SHOWN_CHARS: Final = 60
-# Postgres refuses NUL and lone surrogates in text; the other controls would reach terminals.
+# Postgres rejects NUL and lone surrogates in text. The other control
+# characters would reach terminals.
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def parse_json(document: bytes) -> Any:
-    """The JSON in these bytes."""
     try:
-        # Refuses bad UTF-8, lone surrogates and more than 1024 levels with the same error.
+        # orjson rejects bad UTF-8, lone surrogates and more than 1024 levels with the same error.
         return orjson.loads(document)
     except orjson.JSONDecodeError as error:
         raise BadPayload(f"not JSON: {error.msg} at character {error.pos}") from None
 
 
 def parse_object(document: bytes) -> dict[str, Any]:
-    """The JSON object in these bytes."""
     value = parse_json(document)
     if not isinstance(value, dict):
         raise BadPayload(f"body: found {describe(value)}; expected a JSON object")
@@ -32,7 +31,7 @@ def parse_object(document: bytes) -> dict[str, Any]:
 
 
 def require_text(document: Mapping[str, Any], key: str) -> str:
-    """A text that must be there."""
+    """Return a required, non-empty text."""
     value = document.get(key)
     if not isinstance(value, str) or not value:
         raise BadPayload(f"`{key}`: found {describe(value)}; expected text")
@@ -40,7 +39,7 @@ def require_text(document: Mapping[str, Any], key: str) -> str:
 
 
 def check_text(text: str, key: str) -> str:
-    """The same text, if it can be stored and shown."""
+    """Return the text unchanged if it can be stored and shown."""
     if len(text) > MAX_TEXT_CHARS:
         raise BadPayload(
             f"`{key}`: found {len(text)} characters; expected at most {MAX_TEXT_CHARS}"
@@ -60,14 +59,17 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def text_at(document: object, *path: str) -> str | None:
-    """A text below some keys, if it is there and can be stored and shown."""
+    """Return the text at a path of keys, or None if it is absent or cannot be stored and shown."""
     for key in path:
         document = document.get(key) if isinstance(document, dict) else None
     return document if is_text(document) else None
 
 
 def describe(value: object) -> str:
-    """A JSON value in a few words: the repr of a deep one would exceed the recursion limit."""
+    """Describe a JSON value in a few words.
+
+    The repr of a deep value would exceed the recursion limit.
+    """
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a provider is: how to verify a request, what to read from it, and what its sender does."""
+"""The provider interface: verify a request, read its event, and describe how its sender behaves."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -8,18 +8,20 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple, Protocol
 
-from gateway.model import Envelope, ReplayPolicy
+from gateway.base.model import Envelope, ReplayPolicy
 
 Headers = Mapping[str, str]
-"""Header names in lower case, values decoded as latin-1, so that any byte has a place."""
+"""Header names in lower case. Values are decoded as latin-1, so that any
+byte can be represented.
+"""
 
 Key = Any
-"""What verifies: bytes, or a public key of `cryptography`. Made from a secret, once."""
+"""Verification key: bytes, or a public key of `cryptography`. It is made from a secret, once."""
 
 SECRET_BYTES: Final = 24
 REFUSED: Final = 403
 CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key"})
-"""Headers that are never stored, whoever sends them."""
+"""Headers that are never stored, for any provider."""
 
 
 class Integrity(StrEnum):
@@ -32,41 +34,45 @@ class Integrity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What people want to know of a provider, in words."""
+    """Description of a provider, in words."""
 
     title: str
     scheme: str
     """How a request is verified."""
     docs: tuple[str, ...] = ()
     id: str = ""
-    """Where the event's id is."""
+    """Position of the event id in the request."""
     type: str = ""
     unsigned: tuple[str, ...] = ()
-    """Which of id and type a forger could change in a captured request."""
+    """Which of `id` and `type` are not signed, so that a captured request could
+    be sent with other ones.
+    """
     handshake: tuple[str, ...] = ()
     batch: str | None = None
     vector: str = "none"
-    """By whose code the request was made with which the tests verify."""
+    """The vendor's code or documentation that produced the test vector."""
     notes: tuple[str, ...] = ()
 
 
 class Incoming(NamedTuple):
-    """A request as it came in. (A frozen dataclass is made slower.)"""
+    """An incoming request. A NamedTuple, because creating a frozen dataclass is slower."""
 
     headers: Headers
     body: bytes
     method: str = "POST"
     url: str = ""
-    """As its sender calls it: the public URL with path and query. Only for those who use it."""
+    """Public URL with path and query, as the sender calls it. Set only
+    for providers that use it.
+    """
 
 
 class Verified(NamedTuple):
-    """What was proven."""
+    """Result of a successful verification."""
 
     key: int
-    """The index of the key under which it was."""
+    """Index of the key that verified the request."""
     signed_at_s: float | None = None
-    """When, by the sender's clock, in unix seconds; None where no time is signed."""
+    """Time of signing by the sender's clock, in unix seconds, or None if no time is signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +84,13 @@ class Repeats:
     """
 
     unique: frozenset[str] | None = None
-    """The only types whose bodies cannot repeat; None: all types but `honest`."""
+    """The only types whose bodies cannot repeat. None means all types except `honest`."""
     honest: frozenset[str] = frozenset()
     """Types whose bodies can repeat, as globs over the type or its part before the first dot."""
     has_one_type: bool = False
-    """Whether the sender never sends one body under two types: a second type proves a forgery."""
+    """Whether a body always has the same type, so that the same body under
+    a second type is forged.
+    """
 
     def can_repeat(self, type: str) -> bool:
         if self.unique is not None:
@@ -92,7 +100,7 @@ class Repeats:
 
 
 class Greeting(NamedTuple):
-    """The answer to a handshake, which is no event."""
+    """Response to a handshake. A handshake is not an event."""
 
     status: int
     body: bytes = b""
@@ -100,11 +108,11 @@ class Greeting(NamedTuple):
 
 
 class Acknowledgement(NamedTuple):
-    """What the sender wants to see when its event is taken."""
+    """Response that the sender expects for an accepted event."""
 
     status: int = 200
     body: bytes | None = None
-    """None: our own JSON, which says what became of it."""
+    """None means our own JSON body with the status of the event."""
 
 
 OWN_WORDS: Final = Acknowledgement()
@@ -119,7 +127,7 @@ class Signed(NamedTuple):
 
 
 class Verify(Protocol):
-    """Refuses a forged or stale request."""
+    """Verify a request. Raises BadSignature or StaleTimestamp."""
 
     def __call__(
         self,
@@ -132,13 +140,15 @@ class Verify(Protocol):
 
 
 class Read(Protocol):
-    """Reads id, type, account and time from a verified request; refuses one that has none."""
+    """Read id, type, account and time from a verified request. Raises
+    BadPayload if one is missing.
+    """
 
     def __call__(self, incoming: Incoming) -> Envelope: ...
 
 
 class Sign(Protocol):
-    """What the provider itself would send."""
+    """Build the request that the provider itself would send."""
 
     def __call__(
         self, body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = ""
@@ -146,49 +156,56 @@ class Sign(Protocol):
 
 
 class Greet(Protocol):
-    """The answer to a handshake; None where the request is none. Without a key nothing is signed:
-    who asks is not known then."""
+    """Return the response to a handshake, or None if the request is not one.
+
+    The key is None if the sender is not verified. Nothing is signed for such a sender.
+    """
 
     def __call__(self, incoming: Incoming, *, key: Key) -> Greeting | None: ...
 
 
 Columns = Mapping[str, tuple[tuple[str, ...], ...]]
-"""By field of an `Envelope`: the steps to each place in the payload that has a part in it."""
+"""Key paths into the payload from which each field of an `Envelope` is read."""
 
 
 class GreetUnverified(Protocol):
-    """The answer to a handshake that no secret of the route proves; None for all other requests."""
+    """Return the response to a handshake that no secret of the route proves, or
+    None for any other request.
+    """
 
     def __call__(self, incoming: Incoming, *, now: datetime) -> Greeting | None: ...
 
 
 class Drafts(NamedTuple):
-    """How bodies are made up that such a sender could have sent."""
+    """Builder of sample bodies for a described sender."""
 
     example: str
-    """A type, to show one."""
+    """A type, shown as an example in messages."""
     expected: str
-    """What a type looks like, in words."""
+    """Description of valid types."""
     fits: Callable[[str], bool]
     make: Callable[[str, datetime], tuple[str, bytes]]
-    """Id and body of an event of a type."""
+    """Return the id and the body of an event of this type."""
     is_form: bool
-    """Whether bodies are forms, and not JSON."""
+    """Whether bodies are forms instead of JSON."""
 
 
 def make_secret() -> str:
-    """One for development, for a provider that takes any text."""
+    """Return a development secret for a provider that accepts any text."""
     return f"whsec_{secrets.token_hex(SECRET_BYTES)}"
 
 
 def read_text_key(secret: bytes) -> Key:
-    """The key of a provider that takes the secret as it is."""
+    """Return the secret unchanged, for a provider that uses it as the key."""
     return secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """One kind of sender, as data. Two are the same whose data are, whatever was made of them."""
+    """One kind of sender, described as data.
+
+    Providers with equal data are equal: the functions built from the data are not compared.
+    """
 
     name: str
     verify: Verify = field(compare=False)
@@ -197,71 +214,85 @@ class Provider:
     redelivery: timedelta
     """How long after the first delivery the sender can deliver the same event again."""
     retries: bool
-    """Whether the sender comes back by itself after a 503."""
+    """Whether the sender retries by itself after a 503."""
     max_body: int
     tolerance: timedelta | None
-    """The default for signed timestamps; None where the sender signs no time."""
+    """Default tolerance for signed timestamps, or None if the sender signs no time."""
     repeats: Repeats | None = None
-    """Which bodies can honestly come again under another event id, for senders that sign neither
-    id nor time. None: no replay guard."""
+    """Which bodies can honestly repeat under another event id, for senders that sign neither id nor
+    time. None disables the replay guard.
+    """
     keyed_by_digest: bool = False
-    """Whether the digest of the body is an event's id, at least if the sender gave none. Then an
-    identical body is a duplicate for as long as the route's `dedup_window`."""
+    """Whether the digest of the body is the event id, at least if the sender gave none. An
+    identical body is then a duplicate within the route's `dedup_window`.
+    """
     bodies_repeat: bool = False
     """Whether two events of such a sender can have identical bodies."""
     proof: Callable[[Incoming], bytes] | None = None
-    """What is signed of a verified event, where that is not its body: what must not come again
-    under another id. None: the body."""
+    """Return the signed bytes of a verified event if they are not its body. The replay guard
+    rejects these bytes under another id. None means the body.
+    """
     is_queue: bool = False
-    """Whether there is no sender: its events are jobs, which handlers and programs publish."""
+    """Whether the provider is a queue: it has no sender, and handlers and
+    programs publish its jobs.
+    """
     read_key: Callable[[bytes], Key] = field(default=read_text_key, compare=False)
-    """What verifies, from a secret; raises Unexpected, which shows nothing of it."""
+    """Make the verification key from a secret. Raises Unexpected, whose
+    text never shows the secret.
+    """
     make_secret: Callable[[], str] = field(default=make_secret, compare=False)
-    """One for development, with which can be signed and verified."""
+    """Make a development secret that can both sign and verify."""
     uses_url: bool = False
-    """Whether the URL is signed, or read: it is put together only for those."""
+    """Whether the URL is signed or read. It is built only for such providers."""
     signs_url: bool = False
-    """Whether the public URL must be known, as the sender calls it."""
+    """Whether the public URL must be known, exactly as the sender calls it."""
     parses_first: bool = False
-    """Whether a body must be parsed to be verified, which takes many times as long as a digest."""
+    """Whether a body must be parsed before it is verified, which takes many
+    times as long as a digest.
+    """
     split: Callable[[Incoming], Sequence[Incoming]] | None = field(default=None, compare=False)
-    """The events in a verified request that brings several, each as a request of its own."""
+    """Split a verified batch request into one request per event."""
     greet: Greet | None = field(default=None, compare=False)
-    """Looks for a handshake in a verified request."""
+    """Answer a handshake in a verified request."""
     greet_unverified: GreetUnverified | None = field(default=None, compare=False)
-    """Answers a handshake by POST that is unsigned, or signed with a published key, and nothing
-    else. Its sender stays unknown."""
+    """Answer a handshake by POST that is unsigned, or signed with a published key, and nothing
+    else. Its sender remains unknown.
+    """
     greet_by_get: Greet | None = field(default=None, compare=False)
-    """Answers a handshake by GET or HEAD, which nobody signs: the key is its token, if any."""
+    """Answer a handshake by GET or HEAD, which is never signed. The key is
+    its token, if it has one.
+    """
     acknowledgement: Acknowledgement = OWN_WORDS
     refusal_status: int = REFUSED
-    """What it must see when its signature is wrong."""
+    """Status code that the provider requires for a wrong signature."""
     credentials: frozenset[str] = CREDENTIALS
     """Headers that are never stored."""
     headers: frozenset[str] = frozenset()
-    """Headers that a scheme reads, apart from credentials: rejected requests are kept with them,
-    whatever their names are."""
+    """Headers that the scheme reads, apart from credentials. They are kept with rejected requests,
+    whatever their names are.
+    """
     tells_livemode: bool = False
-    """Whether it tells live events from test events."""
+    """Whether its events say if they are live or test events."""
     wants_token: bool = False
-    """Whether a handshake shows a token, for which the route has `verify_token`."""
+    """Whether a handshake carries a token, for which the route has `verify_token`."""
     columns: Columns = field(default_factory=dict, compare=False)
-    """Where in the payload the fields of an `Envelope` are read: what a route redacts must not be
-    stored in a column either. Without those that are read from headers or the URL."""
+    """Payload paths from which fields of an `Envelope` are read. A path that a route redacts must
+    not be stored in a column either. Fields read from headers or the URL are not included.
+    """
     drafts: Drafts | None = field(default=None, compare=False)
-    """None where samples are made from templates."""
+    """None if samples are rendered from templates."""
     integrity: Integrity = Integrity.WHOLE
     facts: Facts | None = None
-    """For `gateway providers`; none of a queue, which has no sender."""
+    """Shown by `gateway providers`. None for a queue, which has no sender."""
 
     def replay_policy(
         self, first_type: str, route_policy: ReplayPolicy, *, type: str | None = None
     ) -> ReplayPolicy | None:
         """Return the policy for the bytes of an event of `first_type` under another event id.
 
-        Nothing of the new request can make it more lenient. `type` is what the new request says, in
-        an unsigned header: another type than the first one's is a forgery, if the sender has one
-        type per body.
+        Nothing in the new request can make the policy more lenient. `type` is the type in the new
+        request, from an unsigned header. If the sender has one type per body, a type other than
+        `first_type` is a forgery.
         """
         if self.repeats is None:
             return None

@@ -1,26 +1,28 @@
-"""The HMAC comparison that the providers share."""
+"""HMAC-SHA256 comparison shared by the providers."""
 
 import hmac
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.errors import BadSignature
+from gateway.base.errors import BadSignature
 
 NO_MATCH: Final = "no signature matches a secret of the route"
-"""Well-formed, and by someone else: told apart from what is malformed."""
+"""Reason for a well-formed signature that was made with another key. It distinguishes such
+requests from malformed ones.
+"""
 
 OTHERS_BEARER: Final = "not a token of the route"
-"""The same of a token."""
+"""Reason for a well-formed token that does not match a secret of the route."""
 
 
 def match_hmac(message: bytes, signatures: Sequence[bytes], keys: Sequence[bytes]) -> int:
-    """The index of the first key under which one of the hex signatures signs the message."""
+    """Return the index of the first key under which one of the hex signatures is valid."""
     for index, key in enumerate(keys):
-        # Anyone can sign with an empty key, so an unset variable must never open the door.
+        # Anyone can sign with an empty key, so an unset variable must never verify a request.
         if not key.strip():
             continue
-        # Compared as encoded text, so that upper-case hex and other re-encodings are refused, and
-        # as bytes: compare_digest raises a TypeError on text that is not ASCII.
+        # The hex text is compared, so that upper-case hex and other re-encodings are rejected. It
+        # is compared as bytes because compare_digest raises a TypeError on text that is not ASCII.
         expected = hexdigest(key, message)
         for signature in signatures:
             if hmac.compare_digest(expected, signature):
@@ -29,5 +31,5 @@ def match_hmac(message: bytes, signatures: Sequence[bytes], keys: Sequence[bytes
 
 
 def hexdigest(secret: bytes, message: bytes) -> bytes:
-    """The HMAC-SHA256 as lower-case hex."""
+    """Return the HMAC-SHA256 in lower-case hex."""
     return hmac.digest(secret, message, "sha256").hex().encode()

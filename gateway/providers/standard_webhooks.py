@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.notation.problems import Unexpected
+from gateway.base.problems import Unexpected
 
 PREFIX: Final = "whsec_"
 FEWEST_KEY_BYTES: Final = 24
@@ -21,11 +21,11 @@ KEY_EXPECTED: Final = (
 
 
 class KeyMalformed(Unexpected):
-    """Text that is no signing key. Neither `found` nor `expected` shows any of it."""
+    """The text is not a signing key. Neither `found` nor `expected` shows any part of it."""
 
 
 def parse_key(text: str) -> bytes:
-    """The bytes that sign. Raises KeyMalformed."""
+    """Return the key bytes. Raises KeyMalformed."""
     if not text.startswith(PREFIX):
         raise KeyMalformed(found=f"a key without {PREFIX} (not shown)", expected=KEY_EXPECTED)
     key = _decode(text.removeprefix(PREFIX))
@@ -37,7 +37,11 @@ def parse_key(text: str) -> bytes:
 
 
 def _decode(text: str) -> bytes | None:
-    """None for what a receiver's library would read differently: other alphabets, no padding."""
+    """Decode base64.
+
+    Return None for text that a receiver's library would decode differently: other
+    alphabets, or no padding.
+    """
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):  # ValueError: not ASCII
@@ -45,16 +49,17 @@ def _decode(text: str) -> bytes | None:
 
 
 def sign(id: str, timestamp: int, body: bytes, keys: Sequence[bytes]) -> str:
-    """One signature per key, so that a receiver can change from one to the next."""
+    """Return one signature per key, so that a receiver can rotate keys."""
     message = b"%b.%d.%b" % (id.encode(), timestamp, body)
     digests = (hmac.digest(key, message, "sha256") for key in keys)
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
 
 
 def headers(id: str, timestamp: int, body: bytes, keys: Sequence[bytes]) -> dict[str, str]:
-    """What goes out with the body: unsigned where there is no key.
+    """Return the headers to send with the body. Without a key they are unsigned.
 
-    The id must be the same at every attempt, and hold no `.`, which separates what is signed.
+    The id must be the same at every attempt, and must not contain `.`, which
+    separates the signed parts.
     """
     named = {"webhook-id": id, "webhook-timestamp": str(timestamp)}
     return named | ({"webhook-signature": sign(id, timestamp, body, keys)} if keys else {})

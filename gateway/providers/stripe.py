@@ -1,19 +1,19 @@
-"""Stripe: `t` and `v1` in one header, snapshot and thin events."""
+"""Stripe: `t` and `v1` in one signature header, snapshot and thin events."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from gateway.errors import BadPayload, BadSignature, StaleTimestamp
-from gateway.model import Envelope
-from gateway.notation.moments import LATEST, from_unix, parse_iso
+from gateway.base.errors import BadPayload, BadSignature, StaleTimestamp
+from gateway.base.model import Envelope
+from gateway.base.times import LATEST, from_unix, parse_iso
 from gateway.providers.payload import check_text, describe, parse_object, require_text, text_at
 from gateway.providers.provider import Facts, Headers, Incoming, Key, Provider, Signed, Verified
 from gateway.providers.signature import hexdigest, match_hmac
 
 _SIGNATURE: Final = "stripe-signature"
-# Stripe sends one v1 per live secret, and a rolled secret lives for 24 hours at most: the bounds
-# are far above that, and keep a hostile header from buying thousands of comparisons.
+# Stripe sends one v1 per live secret, and a rolled secret lives for 24 hours at most. The bounds
+# are far above that, and keep a hostile header from causing thousands of comparisons.
 # https://docs.stripe.com/webhooks#roll-endpoint-secrets
 _MAX_SIGNATURES: Final = 16
 _MAX_HEADER_CHARS: Final = 4096
@@ -26,9 +26,9 @@ _LAST_SECOND: Final = int(LATEST.timestamp())
 def verify(
     incoming: Incoming, *, keys: Sequence[Key], now: datetime, tolerance: timedelta | None
 ) -> Verified:
-    """Refuses a forged or stale request."""
+    """Verify the signature, then the timestamp."""
     signed_at, signatures = _parse_header(incoming.headers)
-    # The signed text is `{t}.{body}`, the key the whole secret as text, `whsec_` included.
+    # The signed text is `{t}.{body}`. The key is the whole secret as text, including `whsec_`.
     # https://docs.stripe.com/webhooks#verify-manually
     index = match_hmac(b"%b.%b" % (signed_at, incoming.body), signatures, keys)
     signed_at_s = int(signed_at)
@@ -40,7 +40,7 @@ def _parse_header(headers: Headers) -> tuple[bytes, list[bytes]]:
     header = headers.get(_SIGNATURE)
     if header is None:
         raise BadSignature(f"no {_SIGNATURE} header")
-    # Stripe puts no space anywhere: there is one where the header came twice.
+    # Stripe never sends a space. A space means that the header was sent twice and joined.
     if len(header) > _MAX_HEADER_CHARS or not header.isascii() or " " in header:
         raise BadSignature(f"{_SIGNATURE}: too long, twice, or not ASCII")
     times: list[bytes] = []
@@ -49,7 +49,7 @@ def _parse_header(headers: Headers) -> tuple[bytes, list[bytes]]:
         scheme, equals, value = item.partition(b"=")
         if not equals:
             raise BadSignature(f"{_SIGNATURE}: an item is not key=value")
-        # Every scheme but v1 is to be ignored, against downgrades.
+        # Ignore every scheme except v1, to prevent downgrades.
         # https://docs.stripe.com/webhooks#verify-manually
         if scheme == b"v1":
             signatures.append(value)
@@ -61,7 +61,7 @@ def _parse_header(headers: Headers) -> tuple[bytes, list[bytes]]:
 def _only_time(times: Sequence[bytes]) -> bytes:
     if len(times) != 1:
         raise BadSignature(f"{_SIGNATURE}: {len(times)} timestamps; expected one")
-    # Digits only: int() would also take signs, spaces and underscores.
+    # Digits only: int() would also accept signs, spaces and underscores.
     if not times[0].isdigit() or len(times[0]) > _MAX_TIME_DIGITS:
         raise BadSignature(f"{_SIGNATURE}: the timestamp is not unix seconds")
     return times[0]
@@ -77,7 +77,7 @@ def _bounded(signatures: list[bytes]) -> list[bytes]:
 
 def _check_time(signed_at_s: int, now: datetime, tolerance: timedelta) -> None:
     # In both directions: a far-future timestamp would keep a captured request valid for years.
-    # Each retry is signed anew, so that this refuses none of them.
+    # Stripe signs each retry anew, so this check rejects no retry.
     # https://docs.stripe.com/webhooks#replay-attacks
     age_s = now.timestamp() - signed_at_s
     if abs(age_s) > tolerance.total_seconds():
@@ -88,7 +88,7 @@ def _check_time(signed_at_s: int, now: datetime, tolerance: timedelta) -> None:
 
 
 def read(incoming: Incoming) -> Envelope:
-    """Reads a snapshot or a thin event; refuses any other object."""
+    """Read a snapshot or a thin event. Any other object raises BadPayload."""
     event = parse_object(incoming.body)
     kind = event.get("object")
     if kind == "event":
@@ -99,7 +99,7 @@ def read(incoming: Incoming) -> Envelope:
 
 
 def _read_snapshot(event: dict[str, Any]) -> Envelope:
-    # `account` is the connected account in which the event happened, `created` unix seconds.
+    # `account` is the connected account in which the event happened, `created` is in unix seconds.
     # https://docs.stripe.com/api/events/object
     return Envelope(
         id=require_text(event, "id"),
@@ -126,7 +126,7 @@ def _read_thin(event: dict[str, Any]) -> Envelope:
 
 
 def _livemode(event: dict[str, Any]) -> bool:
-    # A Connect endpoint gets live and test events at one URL: guessing would mix them.
+    # A Connect endpoint gets live and test events at one URL, so a guess would mix them.
     # https://docs.stripe.com/connect/webhooks
     livemode = event.get("livemode")
     if not isinstance(livemode, bool):
@@ -153,7 +153,7 @@ def _from_iso(created: object) -> datetime:
 
 
 def sign(body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = "") -> Signed:
-    """The headers of Stripe's own request; id and type stand in the body."""
+    """Sign like Stripe. Id and type are not needed: they are in the body."""
     signed_at = b"%d" % int(now.timestamp())
     signature = hexdigest(secret, b"%b.%b" % (signed_at, body))
     headers = {

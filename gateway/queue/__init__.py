@@ -1,15 +1,15 @@
-"""arq, and nothing else knows arq: the hand-off of ids and the worker's glue."""
+"""The only package that uses arq: it sends delivery ids to Redis and runs the arq worker."""
 
 from typing import Any
 
-from gateway.project import load_project, redis_url
+from gateway.config.project import load_project, redis_url
+from gateway.config.settings import load_settings
+from gateway.processes.work import Worker
 from gateway.queue.worker import worker_settings
-from gateway.settings import load_settings
-from gateway.worker import Worker
 
 
 def __getattr__(name: str) -> Any:
-    """Builds `WorkerSettings` when arq asks for it: settings are read then, not at import."""
+    """Build `WorkerSettings` when arq asks for it, so that settings are not read at import."""
     if name != "WorkerSettings":
         raise AttributeError(name)
     settings = load_settings()

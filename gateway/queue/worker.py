@@ -1,4 +1,4 @@
-"""The arq worker: its one job hands delivery ids to the gateway's worker."""
+"""The arq worker. Its only job passes delivery ids to the gateway's worker."""
 
 import asyncio
 import contextlib
@@ -10,16 +10,15 @@ import orjson
 import structlog
 from arq.connections import ArqRedis
 
-from gateway.queue.cancellation import end
-from gateway.queue.connecting import connect_redis, describe_redis
-from gateway.queue.handoff import DELIVER, QUEUE, WAKE
-from gateway.worker import Worker
+from gateway.processes.work import Worker
+from gateway.queue.connection import connect_redis, describe_redis
+from gateway.queue.wake_ups import DELIVER, QUEUE, WAKE, end
 
 POLL_S: Final = 0.02
-"""Where nothing wakes it: under the `arq` command."""
+"""Poll interval under the `arq` command, where no wake-ups arrive."""
 
 IDLE_S: Final = 1.0
-"""How long `gateway worker` waits for a wake-up before it looks anyway: one may get lost."""
+"""How long `gateway worker` waits for a wake-up before it polls anyway: one may get lost."""
 
 RESTART_S: Final = (0.2, 5.0)
 
@@ -27,12 +26,12 @@ log = structlog.get_logger("gateway.queue")
 
 
 async def deliver(ctx: dict[str, Any], delivery_ids: list[int]) -> None:
-    """Hands the ids on and ends: leases, retries and time-outs are the ledger's, not arq's."""
+    """Pass the ids on and return. Leases, retries and timeouts are in the ledger, not in arq."""
     ctx["hint"]([i for i in delivery_ids if isinstance(i, int)])
 
 
 def worker_arguments(redis: ArqRedis) -> dict[str, Any]:
-    """How arq runs it: no kept results, no second try of a hint, a short poll."""
+    """Return arq's options: no stored results, no retry of a wake-up, a short poll interval."""
     return {
         "functions": [arq.worker.func(deliver, name=DELIVER)],
         "queue_name": QUEUE,
@@ -48,8 +47,8 @@ def worker_arguments(redis: ArqRedis) -> dict[str, Any]:
     }
 
 
-class Link:
-    """Whether the queue is there, and how often it was not."""
+class QueueConnection:
+    """The state of the connection to the queue, and the number of restarts."""
 
     def __init__(self) -> None:
         self.is_up = False
@@ -57,17 +56,20 @@ class Link:
 
 
 async def listen_forever(
-    url: str, hint: Callable[[list[int]], None], link: Link | None = None
+    url: str, hint: Callable[[list[int]], None], link: QueueConnection | None = None
 ) -> None:
-    """An arq worker that is started anew whenever Redis ended it; meanwhile the sweep works."""
+    """Run an arq worker, and restart it whenever a Redis error ends it.
+
+    Meanwhile the sweep finds deliveries.
+    """
     delay_s = RESTART_S[0]
-    link = link or Link()
+    link = link or QueueConnection()
     redis = connect_redis(url)  # once: it remembers which Sentinel was wrong
     while True:
         started = asyncio.get_running_loop().time()
         try:
             await _listen(redis, hint, link)
-        except Exception as error:  # arq and redis-py run here: whatever ends them, we go on
+        except Exception as error:  # errors of arq and redis-py: continue after any of them
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 delay_s = RESTART_S[0]
             log.warning("queue_away", error=describe_redis(error), again_in_s=delay_s)
@@ -78,7 +80,7 @@ async def listen_forever(
 
 
 class _WokenWorker(arq.worker.Worker):
-    """Looks into the queue when it is told to, instead of fifty times a second."""
+    """An arq worker that polls the queue when it is woken, instead of fifty times a second."""
 
     def __init__(self, redis: ArqRedis, hint: Callable[[list[int]], None]) -> None:
         arguments = {**worker_arguments(redis), "poll_delay": 0}
@@ -86,7 +88,7 @@ class _WokenWorker(arq.worker.Worker):
         self._redis = redis
         self._woken = asyncio.Event()
 
-    async def wake_forever(self, link: Link) -> None:
+    async def wake_forever(self, link: QueueConnection) -> None:
         async with self._redis.pubsub(ignore_subscribe_messages=True) as channel:
             await channel.subscribe(WAKE)
             link.is_up = True
@@ -102,7 +104,9 @@ class _WokenWorker(arq.worker.Worker):
         await super()._poll_iteration()
 
 
-async def _listen(redis: ArqRedis, hint: Callable[[list[int]], None], link: Link) -> None:
+async def _listen(
+    redis: ArqRedis, hint: Callable[[list[int]], None], link: QueueConnection
+) -> None:
     worker = _WokenWorker(redis, hint)
     work = worker.async_run(), worker.wake_forever(link)
     running = [asyncio.create_task(part) for part in work]
@@ -118,12 +122,12 @@ async def _listen(redis: ArqRedis, hint: Callable[[list[int]], None], link: Link
 
 
 def worker_settings(url: str, make_worker: Callable[[], Worker]) -> dict[str, Any]:
-    """What `arq gateway.queue.WorkerSettings` runs."""
+    """Return the settings of `arq gateway.queue.WorkerSettings`."""
 
     async def on_startup(ctx: dict[str, Any]) -> None:
         worker = make_worker()
         await worker.start()
-        worker.metrics.watch_redis(lambda: True)  # without it, arq ends
+        worker.metrics.watch_redis(lambda: True)  # without Redis, arq ends
         ctx["worker"], ctx["hint"] = worker, worker.hint
 
     async def on_shutdown(ctx: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""HTTP in: the endpoint, its limits, the acknowledgement."""
+"""From a request to its claim and the answer."""

@@ -1,4 +1,4 @@
-"""The answers of the HTTP table, as bytes."""
+"""The HTTP responses, serialized to bytes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.errors import NotFromHere, RequestRejected, TooMany
+from gateway.base.errors import NotFromHere, RequestRejected, TooMany
+from gateway.http.protocol import Reply
 from gateway.providers.provider import Acknowledgement, Greeting
-from gateway.receive.protocol import Reply
 
 RETRY_AFTER_S: Final = 10
 UNREAD: Final = frozenset({408, 413, 415, 501})
-"""Refusals that do not wait for the end of the body."""
+"""Status codes of rejections that are sent before the whole body has been read."""
 LONGEST_DETAIL: Final = 300
 
 
@@ -22,31 +22,34 @@ JSON: Final = b"content-type: application/json\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status and a small JSON document."""
+    """A response: a status and a small JSON document."""
 
     status: int
     body: bytes
     lines: bytes = b""
-    """Header lines beside those that every answer has."""
+    """Header lines in addition to those of every response."""
     close: bool = False
-    """Said where the body may not have been read to its end."""
+    """Whether to close the connection, because the body may not have been read completely."""
     kind: bytes = JSON
     is_to_stranger: bool = False
-    """Whether the request did not prove its sender, although it is answered: an open handshake."""
+    """Whether the sender is unauthenticated although the request is answered: an open handshake."""
 
     def send(self, reply: Reply) -> None:
         reply(self.status, self.kind + self.lines, self.body, self.close)
 
 
 class Taken(NamedTuple):
-    """What became of one event: accepted, duplicate or ignored; or rejected, in a batch."""
+    """The outcome of one event: accepted, duplicate or ignored; in a batch also rejected."""
 
     status: str
     event_id: str | None
 
 
 def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
-    """Verified: what became of each event, unless the sender wants to see something else."""
+    """Return the response to a verified request.
+
+    It lists the outcome of each event, unless the provider requires another acknowledgement.
+    """
     if wanted.body is not None:
         return Answer(wanted.status, wanted.body, kind=_TEXT if wanted.body else b"")
     if len(told) == 1:
@@ -57,8 +60,11 @@ def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
 
 
 def greeted(greeting: Greeting, *, is_to_stranger: bool = False) -> Answer:
-    """A handshake. It echoes what somebody chose: no browser shall take it for a page."""
-    # Also without a body: Discord refuses a URL whose answer to a PING has no Content-Type.
+    """Return the response to a handshake.
+
+    It echoes untrusted data, so browsers must not render it as a page.
+    """
+    # Sent even without a body: Discord rejects a URL whose response to a PING has no Content-Type.
     kind = b"content-type: %b\r\n" % greeting.content_type.encode()
     return Answer(
         greeting.status, greeting.body, _NO_PAGE, kind=kind, is_to_stranger=is_to_stranger
@@ -66,7 +72,7 @@ def greeted(greeting: Greeting, *, is_to_stranger: bool = False) -> Answer:
 
 
 def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
-    """The sender is wrong. Says the code and nothing that would help a forger."""
+    """Return the response to a rejected request: its error code, nothing that helps a forger."""
     close = rejection.status in UNREAD or isinstance(rejection, NotFromHere)
     return _error(status or rejection.status, rejection.code, _when_again(rejection), close)
 
@@ -74,19 +80,18 @@ def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
 def explained(
     status: int, code: str, detail: str, *, lines: bytes = b"", close: bool = False
 ) -> Answer:
-    """To a sender that has shown its token: also what is wrong."""
+    """Return an error response with details, for a sender that has presented a valid token."""
     told = {"error": code, "detail": detail[:LONGEST_DETAIL]}
     return Answer(status, orjson.dumps(told), lines, close)
 
 
 def published(id: str, verdict: str) -> Answer:
-    """A job is durable: since now, or since before."""
+    """Return the response for a job that is durable, whether it is new or a duplicate."""
     is_new = verdict == "accepted"
     return Answer(201 if is_new else 200, orjson.dumps({"id": id, "status": verdict}))
 
 
 def shown(document: Mapping[str, Any]) -> Answer:
-    """What was asked for."""
     return Answer(200, orjson.dumps(document, option=orjson.OPT_UTC_Z))
 
 

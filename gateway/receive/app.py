@@ -1,4 +1,4 @@
-"""The HTTP surface: webhooks and jobs straight to their doors, all else by Starlette."""
+"""The ASGI application: webhooks and jobs go directly to their endpoints, the rest to Starlette."""
 
 import asyncio
 import time
@@ -15,21 +15,21 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from gateway.errors import GatewayError, SchemaMismatch
+from gateway.base.errors import GatewayError, SchemaMismatch
+from gateway.http.protocol import take_reply
 from gateway.ledger.connection import TROUBLE
-from gateway.metrics.serve import Metrics
 from gateway.receive import answers
 from gateway.receive.answers import Answer
-from gateway.receive.door import Door
-from gateway.receive.protocol import take_reply
-from gateway.receive.queues import Queues
-from gateway.receive.unknown import UnknownPaths
+from gateway.receive.jobs import Queues
+from gateway.receive.metrics import Metrics
+from gateway.receive.route_endpoint import RouteEndpoint
+from gateway.receive.unknown_paths import UnknownPaths
 
 READY_FOR_S: Final = 1.0
-"""How long an answer of the readiness check stands, so that asking often costs nothing."""
+"""How long the result of a readiness check is cached, so that frequent checks are cheap."""
 
 ANSWER_WITHIN_S: Final = 2.0
-"""Less than a balancer waits."""
+"""Shorter than the timeout of a load balancer."""
 
 MARKS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
@@ -41,7 +41,7 @@ log = structlog.get_logger("gateway.receive")
 
 
 class Readiness:
-    """Whether the ledger can be reached and fits this code; asks at most once a second."""
+    """Check that the ledger is reachable and its schema fits this code, at most once a second."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class Readiness:
         self._check = check
         self._is_stopping = is_stopping
         self.can_spool = can_spool
-        """Whether some senders are served even while the ledger is away."""
+        """Whether some senders can be served while the ledger is unavailable."""
         self._asking = asyncio.Lock()
         self._asked_at = -READY_FOR_S
         self._problem: str | None = None
 
     async def problem(self) -> str | None:
-        """A word for why this process is not ready; None where it is."""
-        if self._is_stopping():  # whatever the ledger says: the balancer shall look elsewhere
+        """Return the code for why this process is not ready, or None if it is ready."""
+        if self._is_stopping():  # whatever the ledger says: the load balancer must go elsewhere
             return "STOPPING"
         async with self._asking:
             if time.monotonic() - self._asked_at >= READY_FOR_S:
@@ -73,7 +73,7 @@ class Readiness:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 await self._check()
         except (GatewayError, *TROUBLE) as error:
-            log.warning("not_ready", reason=str(error))  # not in the answer: strangers may ask
+            log.warning("not_ready", reason=str(error))  # not in the public response
             return "SCHEMA_MISMATCH" if isinstance(error, SchemaMismatch) else UNREACHABLE
         return None
 
@@ -83,7 +83,7 @@ class App:
 
     def __init__(
         self,
-        doors: Mapping[str, Door],
+        doors: Mapping[str, RouteEndpoint],
         queues: Queues,
         *,
         unknown: UnknownPaths,
@@ -93,7 +93,7 @@ class App:
         guard_metrics: Callable[[Request], Answer | None],
         lifespan: Lifespan[Starlette],
     ) -> None:
-        # By the path as it was sent: a front that allows or denies one sees it so, too.
+        # Keyed by the raw path, which is what a proxy in front allows or denies too.
         self._doors = {path.encode(): door for path, door in doors.items()}
         self._queues = queues
         self._rest = _rest(unknown, readiness, metrics, routes, guard_metrics, lifespan)
@@ -115,10 +115,14 @@ class App:
 
 
 def _is_disguised(path: bytes) -> bool:
-    """Whether a front may take it for another one, which it lets through. Its first part is
-    encoded, as nobody does who is not hiding it; further on there are ids, which may be. Or steps
-    lead back: what a front allows as /webhooks/x was sent as /api/v1/events/../../../webhooks/x.
-    The last part may be an id: a step there leads to nothing that is not above it."""
+    """Return whether a proxy in front could take this path for another one that it allows.
+
+    This is the case if the first segment is percent-encoded, which only a client that hides the
+    path does; later segments may hold ids, which may need encoding. It is also the case if dot
+    segments lead back: a proxy that allows /webhooks/x may pass on
+    /api/v1/events/../../../webhooks/x unchanged. The last segment may be an id, and a dot segment
+    there leads only to a parent of the path.
+    """
     if b"%" in path[1:].partition(b"/")[0]:
         return True
     return not STEPS.isdisjoint(unquote_to_bytes(path).split(b"/")[:-1])
@@ -140,7 +144,8 @@ def _rest(
         if problem is None:
             return JSONResponse({"status": "ready"})
         if problem == UNREACHABLE and readiness.can_spool():
-            # Taken out by the balancer, it would lose what only it can keep.
+            # If the load balancer took this process out, events that only its spool can keep would
+            # be lost.
             return JSONResponse({"status": "spooling", "reason": problem})
         return JSONResponse({"status": "not ready", "reason": problem}, status_code=503)
 
@@ -169,8 +174,10 @@ def _rest(
 
 
 def _marked(app: ASGIApp) -> ASGIApp:
-    """Answers that no cache keeps, and no browser takes for anything but what they say they are:
-    events are among them, and whoever sent those chose what is in them."""
+    """Add headers that forbid caching and MIME sniffing.
+
+    Responses include events, whose content was chosen by the sender.
+    """
 
     async def marked(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_marked(message: Message) -> None:
@@ -185,7 +192,7 @@ def _marked(app: ASGIApp) -> ASGIApp:
 
 def _as_response(answer: Answer) -> Response:
     lines = answer.lines.decode().splitlines()
-    headers = {"connection": "close"}  # its body, if it has one, may be unread
+    headers = {"connection": "close"}  # the request body, if there is one, may be unread
     headers |= {name: value for name, _, value in (line.partition(": ") for line in lines)}
     return Response(answer.body, answer.status, headers, media_type="application/json")
 

@@ -1,4 +1,4 @@
-"""Why a request was refused, in words: tried out on what was kept of it, away from the requests."""
+"""Find out why a request was rejected, from its stored data, outside the request path."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -7,43 +7,43 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.errors import BadPayload, Overloaded, RequestRejected
+from gateway.base.errors import BadPayload, Overloaded, RequestRejected
+from gateway.base.secrets import Secret
+from gateway.base.units import format_duration, format_roughly
+from gateway.config.routes import Route
 from gateway.ledger.rejected import BAD_ITEM, NOWHERE, Clocks
-from gateway.notation.quantities import format_duration, format_roughly
 from gateway.providers import Incoming
 from gateway.providers.signature import NO_MATCH, OTHERS_BEARER
 from gateway.receive.forms import body_forms, secret_forms
 from gateway.receive.keyring import EXPIRED
-from gateway.receive.marks import all_marks
-from gateway.receive.trying import ANY_TIME, Budget, Known, make_known, matches, read_keys
-from gateway.receive.turned_away import TurnedAway
-from gateway.routes import Route
-from gateway.secrets import Secret
+from gateway.receive.provider_headers import all_marks
+from gateway.receive.trying import ANY_TIME, HashBudget, TriedRoute, make_known, matches, read_keys
+from gateway.receive.turned_away import UnexaminedRequest
 
 AGREES_S: Final = 60.0
-"""A clock that is apart by less than this is not what makes requests stale."""
+"""If our clock differs by less than this, it is not the reason for stale requests."""
 
 MOST_KEYS: Final = 64
-"""Of other routes, that are tried."""
+"""Maximum number of keys of other routes to try."""
 
 LONGEST_DETAIL: Final = 500
 MOST_NAMED: Final = 3
 
 
-class Cause(NamedTuple):
-    """In one word, by which like goes to like, and in a sentence."""
+class RejectionCause(NamedTuple):
+    """The cause of a rejection: a code for grouping, and a sentence."""
 
     kind: str
     words: str
 
 
 def describe_item(reason: str) -> str:
-    """Say what is wrong with an item of a batch that was accepted without it."""
+    """Describe the error in an item of a batch that was accepted without it."""
     return f"an item of a batch whose other items were accepted: {reason}"
 
 
-class Examiner:
-    """Knows the routes, and tries what may have gone wrong."""
+class CauseFinder:
+    """Find the cause of rejected requests, with knowledge of all routes and secrets."""
 
     def __init__(
         self, routes: Iterable[Route], secrets: Mapping[str, Sequence[Secret]], public_url: str
@@ -57,12 +57,17 @@ class Examiner:
 
     @property
     def token_headers(self) -> frozenset[str]:
-        """Headers that carry the secret of some route as it is."""
+        """The headers that carry the plain secret of some route."""
         known = self._known.values()
         return frozenset().union(*(k.marks.tokens | k.route.provider.credentials for k in known))
 
-    def explain(self, request: TurnedAway, clocks: Clocks | None, budget: Budget) -> Cause:
-        """The likeliest cause; what it cannot tell stays in the words of who refused it."""
+    def explain(
+        self, request: UnexaminedRequest, clocks: Clocks | None, budget: HashBudget
+    ) -> RejectionCause:
+        """Return the most likely cause.
+
+        If none is found, keep the reason given by the rejection.
+        """
         if request.route == NOWHERE:
             cause = self._explain_path(request, budget)
         elif request.code == "BAD_SIGNATURE":
@@ -70,21 +75,21 @@ class Examiner:
         elif request.code == "STALE_TIMESTAMP":
             cause = self._explain_time(request, clocks)
         elif request.code == Overloaded.code:
-            cause = Cause(
+            cause = RejectionCause(
                 "overload",
                 f"shed (503): {request.reason}; the sender does not retry: have it redelivered",
             )
         elif request.code == BadPayload.code and request.verified_by is not None:
-            cause = Cause(BAD_ITEM, describe_item(request.reason))
+            cause = RejectionCause(BAD_ITEM, describe_item(request.reason))
         else:
-            cause = Cause(request.code.lower(), request.reason)
-        return Cause(cause.kind, cause.words[:LONGEST_DETAIL])
+            cause = RejectionCause(request.code.lower(), request.reason)
+        return RejectionCause(cause.kind, cause.words[:LONGEST_DETAIL])
 
-    def _explain_path(self, request: TurnedAway, budget: Budget) -> Cause:
+    def _explain_path(self, request: UnexaminedRequest, budget: HashBudget) -> RejectionCause:
         path = request.path.partition("?")[0]
         found = self._recognised(self._incoming(request), request.at, budget, but=None)
         if found is not None:
-            return Cause(
+            return RejectionCause(
                 "wrong_url",
                 f"no route has this path, and it is signed for route {found}: correct the URL at"
                 f" the sender ({self._known[found].route.path}), then release it with"
@@ -92,58 +97,62 @@ class Examiner:
             )
         near = get_close_matches(path, self._paths, n=1)
         hint = f"; route {self._paths[near[0]]} has {near[0]}" if near else ""
-        return Cause("unknown_path", f"no route has this path{hint}")
+        return RejectionCause("unknown_path", f"no route has this path{hint}")
 
-    def _explain_signature(self, request: TurnedAway, budget: Budget) -> Cause:
+    def _explain_signature(self, request: UnexaminedRequest, budget: HashBudget) -> RejectionCause:
         known, incoming = self._known[request.route], self._incoming(request)
         signatures = known.marks.signatures
         is_compared = request.reason == NO_MATCH
         if signatures and not is_compared and signatures.isdisjoint(request.headers):
             return self._explain_no_signature(known, request, incoming, budget)
         if request.body == b"":
-            return Cause(
+            return RejectionCause(
                 "empty_body",
                 "the body is empty: a redirect on the way (http to https, a slash at the end) drops"
                 " it; give the sender the URL to which it leads",
             )
         if request.body is None:
-            return Cause("not_examined", f"{request.reason}; its body was not kept to look closer")
+            return RejectionCause(
+                "not_examined", f"{request.reason}; its body was not kept to look closer"
+            )
         if budget.is_spent:
-            return Cause("not_examined", f"{request.reason}; too many came at once to look closer")
+            return RejectionCause(
+                "not_examined", f"{request.reason}; too many came at once to look closer"
+            )
         tries = (self._try_secret, self._try_routes, self._try_url, self._try_body)
         for attempt in tries:
             if (cause := attempt(known, incoming, request.at, budget)) is not None:
                 return cause
         if request.reason.endswith(OTHERS_BEARER):
-            return Cause("unknown_secret", f"{request.reason}, nor of any other")
+            return RejectionCause("unknown_secret", f"{request.reason}, nor of any other")
         if request.reason not in (NO_MATCH, EXPIRED):
-            return Cause("malformed", request.reason)
+            return RejectionCause("malformed", request.reason)
         return self._explain_unknown_secret(known.route, incoming)
 
     def _explain_no_signature(
-        self, known: Known, request: TurnedAway, incoming: Incoming, budget: Budget
-    ) -> Cause:
+        self, known: TriedRoute, request: UnexaminedRequest, incoming: Incoming, budget: HashBudget
+    ) -> RejectionCause:
         expected = " or ".join(sorted(known.marks.signatures))
         found = self._recognised(incoming, request.at, budget, but=known.route.name)
         if found is not None:
-            return self._wrong_url(found, known.route.name)
+            return self._wrong_url(found, known.route.label)
         if others := self._signers(request.headers):
             names, headers = others
-            return Cause(
+            return RejectionCause(
                 "other_provider",
                 f"it has the signature header of {names} ({headers}), and this is a"
                 f" {known.route.provider.name} route: is the URL in the dashboard there the right"
                 " one?",
             )
         empty = ", and the body is empty" if request.body == b"" else ""
-        return Cause(
+        return RejectionCause(
             "no_signature",
             f"the signature header {expected} is missing{empty}: a sender without the secret set,"
             " a proxy that drops it, or a stranger",
         )
 
     def _signers(self, headers: Mapping[str, str]) -> tuple[str, str] | None:
-        """Whose signature headers these are, with the headers."""
+        """Return the providers to which these signature headers belong, with the headers."""
         found: dict[frozenset[str], list[str]] = {}
         for name, marks in all_marks().items():
             if marks.signatures and marks.signatures <= headers.keys():
@@ -153,48 +162,50 @@ class Examiner:
         signatures, names = max(found.items(), key=lambda item: len(item[0]))
         return " or ".join(names[:MOST_NAMED]), " and ".join(sorted(signatures))
 
-    def _wrong_url(self, found: str, route: str) -> Cause:
-        return Cause(
+    def _wrong_url(self, found: str, route: str) -> RejectionCause:
+        known = self._known[found].route
+        return RejectionCause(
             "wrong_url",
-            f"it is signed for route {found}, and came to {route}: correct the URL at the sender"
-            f" ({self._known[found].route.path}), then release it with --to-route {found}",
+            f"it is signed for route {known.label}, and came to {route}: correct the URL at the"
+            f" sender ({known.path}), then release it with --to-route {known.label}",
         )
 
     def _try_secret(
-        self, known: Known, incoming: Incoming, at: datetime, budget: Budget
-    ) -> Cause | None:
-        """The secret of the route itself: no longer valid, or in another form."""
+        self, known: TriedRoute, incoming: Incoming, at: datetime, budget: HashBudget
+    ) -> RejectionCause | None:
+        """Try the route's own secret: whether it has expired, or is in another form."""
         for ref, secret in zip(known.route.secrets, known.secrets, strict=False):
             keys = read_keys(known.route.provider, [secret])
             if ref.has_expired(at) and matches(known.route.provider, incoming, keys, at, budget):
-                return Cause(
+                return RejectionCause(
                     "expired_secret", f"signed with the secret in {ref}, which has expired"
                 )
             for form in secret_forms(secret):
                 keys = read_keys(known.route.provider, [form.secret])
                 if matches(known.route.provider, incoming, keys, at, budget):
-                    return Cause("secret_form", f"the secret in {ref} {form.words}")
+                    return RejectionCause("secret_form", f"the secret in {ref} {form.words}")
         return None
 
     def _try_routes(
-        self, known: Known, incoming: Incoming, at: datetime, budget: Budget
-    ) -> Cause | None:
-        """The secrets of the other routes, as this provider and as their own one signs."""
-        for name, other in self._others(known.route.name):
+        self, known: TriedRoute, incoming: Incoming, at: datetime, budget: HashBudget
+    ) -> RejectionCause | None:
+        """Try the secrets of the other routes, with this provider's scheme and with their own."""
+        for _, other in self._others(known.route.name):
             keys = read_keys(known.route.provider, other.secrets)
             if matches(known.route.provider, incoming, keys, at, budget):
-                return Cause(
+                return RejectionCause(
                     "another_route",
-                    f"signed with another secret: it matches the secret of route {name}."
-                    f"{_mode(known.route, other.route)} Give each its own, or correct the URL",
+                    "signed with another secret: it matches the secret of route"
+                    f" {other.route.label}.{_mode(known.route, other.route)} Give each its own, or"
+                    " correct the URL",
                 )
         found = self._recognised(incoming, at, budget, but=known.route.name)
-        return None if found is None else self._wrong_url(found, known.route.name)
+        return None if found is None else self._wrong_url(found, known.route.label)
 
     def _try_url(
-        self, known: Known, incoming: Incoming, at: datetime, budget: Budget
-    ) -> Cause | None:
-        """For those who sign the URL: as they may have called it."""
+        self, known: TriedRoute, incoming: Incoming, at: datetime, budget: HashBudget
+    ) -> RejectionCause | None:
+        """Try other forms of the URL, for providers that sign it."""
         if not known.route.provider.uses_url:
             return None
         rest = incoming.url.removeprefix(self._public_url)
@@ -206,7 +217,7 @@ class Examiner:
                 if matches(
                     known.route.provider, incoming._replace(url=url), known.keys, at, budget
                 ):
-                    return Cause(
+                    return RejectionCause(
                         "other_url",
                         f"it was signed for {url.partition('?')[0][:200]}, and GATEWAY_PUBLIC_URL"
                         f" says {self._public_url}",
@@ -214,13 +225,13 @@ class Examiner:
         return None
 
     def _try_body(
-        self, known: Known, incoming: Incoming, at: datetime, budget: Budget
-    ) -> Cause | None:
-        """The body as it may have been before something between the sender and us touched it."""
+        self, known: TriedRoute, incoming: Incoming, at: datetime, budget: HashBudget
+    ) -> RejectionCause | None:
+        """Try the body as it may have been before something on the way changed it."""
         for form in body_forms(incoming.body, budget):
             touched = incoming._replace(body=form.body)
             if matches(known.route.provider, touched, known.keys, at, budget):
-                return Cause(
+                return RejectionCause(
                     "reserialised",
                     f"the body was changed on its way: the signature matches it {form.words}. A"
                     " proxy, a WAF, an API gateway with a body mapping or a framework that parses"
@@ -228,41 +239,41 @@ class Examiner:
                 )
         return None
 
-    def _explain_unknown_secret(self, route: Route, incoming: Incoming) -> Cause:
+    def _explain_unknown_secret(self, route: Route, incoming: Incoming) -> RejectionCause:
         livemode = _livemode(incoming.body)
         if livemode is not None and route.livemode not in (None, livemode):
             mode, other = ("live", "test") if route.livemode else ("test", "live")
             said = str(livemode).lower()
-            return Cause(
+            return RejectionCause(
                 "other_mode",
                 f"signed with a secret that no route has, and it says livemode {said}"
                 f" where the route takes {mode} events: most likely the {other} endpoint of the"
                 " sender has this URL",
             )
-        return Cause(
+        return RejectionCause(
             "unknown_secret",
             "signed with a secret that no route has: one that was rotated at the sender only, or"
             " a forger",
         )
 
-    def _explain_time(self, request: TurnedAway, clocks: Clocks | None) -> Cause:
+    def _explain_time(self, request: UnexaminedRequest, clocks: Clocks | None) -> RejectionCause:
         known = self._known[request.route]
         signed_at_s = _signed_at(known, self._incoming(request), request.at)
         if signed_at_s is None:
-            return Cause("clock", request.reason)
+            return RejectionCause("clock", request.reason)
         age_s = request.at.timestamp() - signed_at_s
         apart = timedelta(seconds=abs(int(age_s)))
         side = "ago" if age_s > 0 else "ahead of us"
-        return Cause(
+        return RejectionCause(
             "clock",
             f"clock {format_roughly(apart)} apart: signed {format_duration(apart)} {side}."
             f" {_side(age_s, clocks)}",
         )
 
     def _recognised(
-        self, incoming: Incoming, at: datetime, budget: Budget, *, but: str | None
+        self, incoming: Incoming, at: datetime, budget: HashBudget, *, but: str | None
     ) -> str | None:
-        """The route for which a request is signed, if there is one."""
+        """Return the route for which a request is signed, or None."""
         if not incoming.body:
             return None
         for name, other in self._others(but):
@@ -271,21 +282,21 @@ class Examiner:
                 return name
         return None
 
-    def _others(self, but: str | None) -> Iterator[tuple[str, Known]]:
+    def _others(self, but: str | None) -> Iterator[tuple[str, TriedRoute]]:
         left = MOST_KEYS
         for name, known in self._known.items():
             if name != but and known.keys and left > 0:
                 left -= len(known.keys)
                 yield name, known
 
-    def _incoming(self, request: TurnedAway) -> Incoming:
+    def _incoming(self, request: UnexaminedRequest) -> Incoming:
         return Incoming(
             request.headers, request.body or b"", request.method, self._public_url + request.path
         )
 
 
-def _signed_at(known: Known, incoming: Incoming, at: datetime) -> float | None:
-    """None where nothing signed it, or no time was."""
+def _signed_at(known: TriedRoute, incoming: Incoming, at: datetime) -> float | None:
+    """Return the signed timestamp, or None if no signature matches or it contains no timestamp."""
     try:
         verified = known.route.provider.verify(
             incoming, keys=known.keys, now=at, tolerance=ANY_TIME
@@ -296,7 +307,7 @@ def _signed_at(known: Known, incoming: Incoming, at: datetime) -> float | None:
 
 
 def _side(age_s: float, clocks: Clocks | None) -> str:
-    """Whose clock is wrong, as far as others tell."""
+    """Say whose clock is wrong, judging by the timestamps of other senders."""
     if clocks is None or clocks.apart_s is None:
         return (
             "No signed time was accepted in the last hour, so it may be our clock: `gateway doctor`"

@@ -1,4 +1,4 @@
-"""Other forms of a body and of a secret: what may have become of them on their way."""
+"""Variants of a body or a secret that explain why a signature does not match."""
 
 import base64
 import json
@@ -6,26 +6,29 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from gateway.receive.trying import Budget
+from gateway.receive.trying import HashBudget
 
 PREFIX: Final = b"whsec_"
 QUOTES: Final = (b'"', b"'")
 WRITTEN: Final = 16
-"""To write a byte of JSON takes as long as to hash so many of them. By what comes out: a short and
-deep document is a long one when it is indented, and takes a third of a second."""
+"""Cost of serializing one byte of JSON, in hashed bytes.
+
+It is charged on the output size: a short, deeply nested document becomes long when it is indented,
+and takes a third of a second.
+"""
 LARGEST_DOCUMENT: Final = 256 * 1024
-"""Larger ones are not written anew: a form of them takes milliseconds."""
+"""Larger documents are not serialized again: each variant would take milliseconds."""
 
 
 class BodyForm(NamedTuple):
-    """A body as it may have been before somebody touched it."""
+    """A body as it may have been before it was changed on its way."""
 
     words: str
     body: bytes
 
 
 class SecretForm(NamedTuple):
-    """A secret as it may have been meant, and what is wrong with the one that was configured."""
+    """A variant of a secret that may have been intended, and the error in the configured one."""
 
     words: str
     secret: bytes
@@ -39,8 +42,8 @@ _STYLES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 
 
-def body_forms(body: bytes, budget: Budget) -> Iterator[BodyForm]:
-    """Each once, what is cheap first, until the budget is spent."""
+def body_forms(body: bytes, budget: HashBudget) -> Iterator[BodyForm]:
+    """Yield each distinct variant once, the cheapest first, until the budget is spent."""
     seen = {body}
     for form in _forms(body):
         if budget.is_spent:
@@ -61,12 +64,14 @@ def _forms(body: bytes) -> Iterator[BodyForm]:
     elif b"\n" in body:
         yield BodyForm("with CRLF in place of LF", body.replace(b"\n", b"\r\n"))
     if len(body) <= LARGEST_DOCUMENT:
-        with suppress(ValueError, RecursionError):  # no JSON; lone surrogates; very deep
+        with suppress(ValueError, RecursionError):  # not JSON; lone surrogates; too deeply nested
             yield from _documents(json.loads(body))
 
 
 def _documents(document: Any) -> Iterator[BodyForm]:
-    """As libraries write it: in ASCII or UTF-8, and with what PHP and Go escape beside."""
+    """Yield the document as libraries serialize it: in ASCII or UTF-8, and with the escapes of PHP
+    and Go.
+    """
     for sorts in (False, True):
         for style, how in _STYLES:
             name = f"as {style}, keys sorted" if sorts else f"as {style}"
@@ -83,7 +88,7 @@ def _as_go(text: str) -> str:
 
 
 def secret_forms(secret: bytes) -> Iterator[SecretForm]:
-    """Without what came along by accident, and read in another way."""
+    """Yield the secret without accidental characters, and decoded or encoded in other ways."""
     bare = secret.strip()
     if bare != secret:
         yield SecretForm("has whitespace around it", bare)
@@ -100,7 +105,7 @@ def secret_forms(secret: bytes) -> Iterator[SecretForm]:
 
 
 def _decoded(text: bytes) -> Iterator[SecretForm]:
-    with suppress(ValueError):  # binascii.Error is one
+    with suppress(ValueError):  # binascii.Error is a ValueError
         yield SecretForm(
             "is used as text, where the sender signs with the base64 in it, as Standard Webhooks",
             base64.b64decode(text, validate=True),

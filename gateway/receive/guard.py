@@ -1,4 +1,4 @@
-"""Bearer tokens of queues, of the Admin API and of /metrics: check them, and limit guesses."""
+"""Check the bearer tokens of queues, of the Admin API and of /metrics, and limit guesses."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,32 +8,33 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.types import Scope
 
+from gateway.base.secrets import Secret, find_borne
+from gateway.config.settings import Settings
+from gateway.http.limits import Limiters, RejectionLimiter
 from gateway.receive import answers
 from gateway.receive.answers import Answer
-from gateway.receive.limits import Limiters, Strangers
-from gateway.secrets import Secret, find_borne
-from gateway.settings import Settings
 
 
 class Credential(NamedTuple):
-    """Tokens that an endpoint accepts, and the limiter of guesses at them."""
+    """The tokens that an endpoint accepts, and the limiter of guesses at them."""
 
     tokens: Sequence[bytes]
-    limiter: Strangers
+    limiter: RejectionLimiter
 
 
 def check_bearer(
     scope: Scope, authorization: str | None, accepted: Sequence[Credential]
 ) -> Answer | None:
-    """Return None if the request bears an accepted token, or else the answer to it.
+    """Return None if the request bears an accepted token, or else the response to it.
 
-    An address that is known for the very token that it shows is always let in. Otherwise, after too
-    many wrong tokens not even a right one is let in for a moment: guessing would be as fast as
+    An address that is known for the same token that it presents is always let in. Otherwise, after
+    too many wrong tokens even a correct one is rejected for a moment: guessing would be as fast as
     before. A wrong token is a guess at everything that the endpoint accepts, and so is a malformed
     Authorization header. A request without the header (None), such as that of a browser or of a
-    health check, is no guess.
+    health check, is not a guess.
     """
-    # Whether a token is right must not show in the time that a 429 takes.
+    # Compare the tokens even if the answer is 429: its response time must not show whether a token
+    # is correct.
     known = [one.limiter.knows(scope) for one in accepted]
     shown = [find_borne(authorization or "", one.tokens) is not None for one in accepted]
     is_known_holder = any(a and b for a, b in zip(known, shown, strict=True))
@@ -52,14 +53,14 @@ def check_bearer(
 
 
 class TokenGuard:
-    """Checks the tokens of the Admin API and of /metrics, and counts what it refuses."""
+    """Check the tokens of the Admin API and of /metrics, and count rejections."""
 
     def __init__(self, limiters: Limiters, refused: Counter) -> None:
         self._limiters = limiters
         self._refused = refused
 
     def refusal(self, request: Request, *tokens: Secret) -> Answer | None:
-        """Return None if the request bears one of the tokens, or else the answer to it."""
+        """Return None if the request bears one of the tokens, or else the response to it."""
         accepted = [Credential((token.reveal(),), self._limiters.of(token)) for token in tokens]
         authorization = request.headers.get("authorization")
         refusal = check_bearer(request.scope, authorization, accepted)
@@ -71,7 +72,7 @@ class TokenGuard:
 
 
 def metrics_guard(settings: Settings, guard: TokenGuard) -> Callable[[Request], Answer | None]:
-    """Who may not read /metrics: nobody, unless there is a token to ask for."""
+    """Return the check for /metrics, which is open if no token is configured."""
     given = (settings.metrics_token, settings.admin_token, settings.read_token)
     tokens = [token for token in map(secret_of, given) if token is not None]
     return lambda request: guard.refusal(request, *tokens) if tokens else None

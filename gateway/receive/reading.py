@@ -1,19 +1,18 @@
-"""From a request to its claims: verified first, then read."""
+"""Turn a request into claims: verify it first, then read it."""
 
 import hashlib
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from gateway.errors import BadPayload, BadSignature, RequestRejected
+from gateway.base.errors import BadPayload, BadSignature, RequestRejected
+from gateway.base.model import Envelope
+from gateway.config.registry import Registry
+from gateway.config.routes import Route
 from gateway.ledger.claims import Claim
-from gateway.ledger.making import make_claim
-from gateway.ledger.sealed import Vault
-from gateway.model import Envelope
+from gateway.ledger.make_claim import make_claim
 from gateway.providers import Incoming
 from gateway.providers.provider import Greeting, Key
 from gateway.receive.keyring import EXPIRED, Keyring
-from gateway.registry import Registry
-from gateway.routes import Route
 
 NOT_QUOTED: Final = (
     "verified, but no event; the reason is left out, since it may quote the payload of a route"
@@ -29,22 +28,29 @@ class RejectedItem(NamedTuple):
 
 
 Read = Greeting | list[Claim | Envelope | RejectedItem]
-"""A handshake; or what came, of what is not wanted the envelope alone."""
+"""Either a handshake, or the events of the request.
+
+An event that is not wanted is only an Envelope.
+"""
 
 
 class Reading:
-    """What the requests of one route mean: at the door, and for whoever releases a refused one."""
+    """Interpret the requests of one route: in its endpoint, and when a rejected request is
+    released.
+    """
 
-    def __init__(self, route: Route, registry: Registry, keyring: Keyring, vault: Vault) -> None:
+    def __init__(self, route: Route, registry: Registry, keyring: Keyring) -> None:
         self._route = route
         self._provider = route.provider
         self._registry = registry
         self._keyring = keyring
-        self._vault = vault
         self._is_confidential = route.redaction is not None or route.encrypt
 
     def read(self, incoming: Incoming, now: datetime) -> Read:
-        """Verifies first: nothing of a body is looked at before its sender is known."""
+        """Verify and read a request.
+
+        Nothing of the body is parsed before the sender is verified.
+        """
         ring = self._keyring.at(now)
         if not ring.keys:
             raise BadSignature(EXPIRED)
@@ -59,14 +65,14 @@ class Reading:
             raise self._discreet(rejection) from None
 
     def read_unverified(self, incoming: Incoming, now: datetime) -> Read:
-        """What it says, whoever says it, and nothing signed for him. For development only."""
+        """Read a request without verifying it. For development only."""
         try:
             return self._understand(incoming, None, None, None, now)
         except BadPayload as rejection:
             raise self._discreet(rejection) from None
 
     def _discreet(self, rejection: BadPayload) -> BadPayload:
-        """Return the rejection as it may be logged, kept and shown."""
+        """Return the rejection in a form that may be logged, stored and shown."""
         return BadPayload(NOT_QUOTED) if self._is_confidential else rejection
 
     def _understand(
@@ -98,7 +104,7 @@ class Reading:
         signed_at_s: float | None,
         now: datetime,
     ) -> Claim | Envelope | RejectedItem:
-        """Read one item of a batch, so that one that cannot be read rejects no other."""
+        """Read one item of a batch, so that an unreadable item does not reject the others."""
         try:
             return self._claim(item, verified_by, signed_at_s, now)
         except BadPayload as rejection:
@@ -107,7 +113,7 @@ class Reading:
             return RejectedItem(self._discreet(rejection), verified_by)
 
     def read_verified(self, item: Incoming, verified_by: str, now: datetime) -> Read:
-        """Read a rejected item or a duplicate once more. It was verified when it came."""
+        """Read a rejected item or a duplicate again. It was verified when it arrived."""
         try:
             return [self._claim(item, verified_by, None, now)]
         except BadPayload as rejection:
@@ -131,7 +137,6 @@ class Reading:
             body=incoming.body,
             digest=hashlib.sha256(incoming.body).digest(),
             received_at=now,
-            vault=self._vault,
             guard=None if verified_by is None else self._guard(incoming),
             verified_by=verified_by,
             unverified=verified_by is None,

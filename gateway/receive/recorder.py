@@ -1,29 +1,33 @@
-"""What is kept of a refused request: its cause, and the rest without credentials."""
+"""Build the stored row of a rejected request: its cause, and its data without credentials."""
 
 import hashlib
 from dataclasses import replace
 from typing import Final
 
+from gateway.ledger.encryption import EncryptionKeys, blind_digest, seal_rejected
 from gateway.ledger.rejected import NOWHERE, Clocks, Rejected
-from gateway.ledger.sealed import Vault, blind_digest, seal_rejected
-from gateway.receive.causes import Examiner
+from gateway.receive.causes import CauseFinder
 from gateway.receive.scrubbing import Scrubber
-from gateway.receive.trying import Budget
-from gateway.receive.turned_away import LONGEST_PATH, TurnedAway
+from gateway.receive.trying import HashBudget
+from gateway.receive.turned_away import LONGEST_PATH, UnexaminedRequest
 
 HASHED_BYTES: Final = 32 * 1024 * 1024
-"""How much may be hashed for one write, to find out causes: about 50 ms of a core."""
+"""How many bytes may be hashed per write, to find causes: about 50 ms of a core."""
 
 
 class Recorder:
-    """Makes the rows. Takes its time: not for the event loop."""
+    """Build the rows of rejected requests. Slow: not for the event loop."""
 
-    def __init__(self, examiner: Examiner, scrubber: Scrubber, vault: Vault) -> None:
+    def __init__(
+        self, examiner: CauseFinder, scrubber: Scrubber, encryption: EncryptionKeys
+    ) -> None:
         self._examiner = examiner
         self._scrubber = scrubber
-        self._vault = vault
+        self._encryption = encryption
 
-    def record(self, request: TurnedAway, clocks: Clocks | None, budget: Budget) -> Rejected:
+    def record(
+        self, request: UnexaminedRequest, clocks: Clocks | None, budget: HashBudget
+    ) -> Rejected:
         cause = self._examiner.explain(request, clocks, budget)
         body = self._scrubber.body(request.body)
         row = Rejected(
@@ -43,15 +47,15 @@ class Recorder:
             digest=None if body is None else hashlib.sha256(body).digest(),
             verified_by=request.verified_by,
         )
-        is_secret = request.route in self._vault.routes
-        # What came to a wrong path may have been for any of them.
-        is_secret |= request.route == NOWHERE and bool(self._vault.routes)
-        return seal_row(row, self._vault) if is_secret else row
+        is_secret = request.route in self._encryption.routes
+        # A request to an unknown path may have been meant for any of the encrypted routes.
+        is_secret |= request.route == NOWHERE and bool(self._encryption.routes)
+        return seal_row(row, self._encryption) if is_secret else row
 
 
-def seal_row(row: Rejected, vault: Vault) -> Rejected:
-    """Encrypt what came. Only a release decrypts it."""
-    ring = vault.ring
+def seal_row(row: Rejected, encryption: EncryptionKeys) -> Rejected:
+    """Encrypt the content of a rejected request. Only a release decrypts it."""
+    ring = encryption.ring
     hidden = replace(row, path=row.path.partition("?")[0], headers=None)
     if row.body is None or row.digest is None:
         return hidden
@@ -64,5 +68,5 @@ def seal_row(row: Rejected, vault: Vault) -> Rejected:
 
 
 def _text(text: str) -> str:
-    """As Postgres can hold it: reasons may quote what came."""
+    """Return text that Postgres can store. Reasons may quote the request."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()

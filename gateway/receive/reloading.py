@@ -1,4 +1,4 @@
-"""New secrets while requests come in: on SIGHUP, all of them or none."""
+"""Reload secrets on SIGHUP without interrupting requests: all of them, or none."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -9,27 +9,27 @@ from typing import Final
 
 import structlog
 
-from gateway.errors import ConfigInvalid, GatewayError, StorageUnavailable
-from gateway.hangup import Hangup
+from gateway.base.errors import ConfigInvalid, GatewayError, StorageUnavailable
+from gateway.base.hangup import Hangup
+from gateway.config.project import Project, database_url, load_secrets
+from gateway.config.routes import find_changes, load_config
 from gateway.ledger.connection import TROUBLE, Connection, close_quietly, connect, describe
 from gateway.ledger.reloads import DONE, REFUSED, forget_reload, keep_reload
-from gateway.metrics.serve import Metrics
-from gateway.project import Project, database_url, load_secrets
-from gateway.receive.keyring import Bunch, Keyring, tell_expired
-from gateway.routes import find_changes, load_config
+from gateway.receive.keyring import Keyring, RouteKeys, tell_expired
+from gateway.receive.metrics import Metrics
 
 TELL_S: Final = 2.0
-"""A stop must not wait for a ledger that is away."""
+"""Timeout for writes to the ledger. Shutdown must not wait for an unavailable ledger."""
 LONGEST_ERROR: Final = 2000
 
 log = structlog.get_logger("gateway.serve")
 
 
-class Reloader:
-    """Reads the routes' secrets anew when it is asked to.
+class SecretReloader:
+    """Reload the secrets of the routes on request.
 
-    Variables are those of the start; what the routes refer to as a file may have changed, and so
-    may their lists of secrets. Whatever else was changed there needs a restart.
+    Environment variables keep their values from the start. Files that the routes refer to may have
+    changed, and so may the lists of secrets. Any other change in the file needs a restart.
     """
 
     def __init__(
@@ -51,12 +51,15 @@ class Reloader:
             self._reloads.labels(outcome)
 
     def ask(self) -> None:
-        """Once it is at it, one more time after that: what it has read may be old by then."""
+        """Request a reload.
+
+        If one is running, another one follows, because it may have read old values.
+        """
         self._asked.set()
 
     @asynccontextmanager
     async def obeying(self, hangup: Hangup) -> AsyncIterator[None]:
-        """While requests are taken."""
+        """Reload on SIGHUP while the context is active."""
         task = asyncio.create_task(self._obey_forever(), name="reload")
         try:
             with hangup.obeyed_by(self.ask):
@@ -68,20 +71,23 @@ class Reloader:
                 await self._tell_ledger(forget_reload)
 
     async def _obey_forever(self) -> None:
-        await self._tell_ledger(forget_reload)  # of one that had our number, and was killed
+        await self._tell_ledger(forget_reload)  # of a killed process with the same id
         while True:
             await self._asked.wait()
             self._asked.clear()
             await self.reload()
 
     async def reload(self) -> None:
-        """A broken file leaves the old secrets in force, and is told."""
+        """Reload the secrets.
+
+        If the file is invalid, the old secrets stay in force, and an error is logged.
+        """
         outcome, error = DONE, None
         try:
             project, bunches = await asyncio.to_thread(self._read)
         except ConfigInvalid as invalid:
             outcome, error = REFUSED, "; ".join(map(str, invalid.problems))
-        except Exception as unforeseen:  # whatever was written there must not end the listening
+        except Exception as unforeseen:  # no error in the file may end the reload task
             told = str(unforeseen) if isinstance(unforeseen, GatewayError) else ""
             outcome, error = REFUSED, told or type(unforeseen).__name__
         else:
@@ -96,10 +102,10 @@ class Reloader:
         self._was_told = True
         await self._tell_ledger(keep)
 
-    def _read(self) -> tuple[Project, dict[str, Bunch]]:
-        """In a thread: it changes nothing."""
+    def _read(self) -> tuple[Project, dict[str, RouteKeys]]:
+        """Load the new secrets. Runs in a thread and changes no state."""
         project = self._project
-        config = load_config(project.config.file)
+        config = load_config(project.config.file).identified(project.names)
         changes = find_changes(project.config.document, config.document)
         if changes:
             raise ConfigInvalid(
@@ -115,18 +121,21 @@ class Reloader:
         bunches = {name: ring.cut(secrets[name]) for name, ring in self._keyrings.items()}
         return replace(project, config=config, secrets=secrets), bunches
 
-    def _take(self, project: Project, bunches: Mapping[str, Bunch]) -> None:
-        """In one go, so that no request finds some old and some new ones."""
+    def _take(self, project: Project, bunches: Mapping[str, RouteKeys]) -> None:
+        """Replace all keys in one step, so that no request finds a mix of old and new ones."""
         for name, bunch in bunches.items():
             self._keyrings[name].hold(bunch)
         self._project = project
         self._on_done(project)
-        routes = {r.name: [str(s) for s in r.secrets] for r in project.config.routes if r.secrets}
+        routes = {r.label: [str(s) for s in r.secrets] for r in project.config.routes if r.secrets}
         log.info("secrets_reloaded", secrets=routes)
         tell_expired(project.config.routes, datetime.now(UTC))
 
     async def _tell_ledger(self, tell: Callable[[Connection], Awaitable[None]]) -> None:
-        """For those who look. Whether it can be told or not, what was read counts."""
+        """Record the reload in the ledger, where status and doctor read it.
+
+        If that fails, the reload still counts.
+        """
         try:
             async with asyncio.timeout(TELL_S):
                 connection = await connect(self._url, name="gateway reload")

@@ -1,4 +1,7 @@
-"""Takes credentials out of what is kept of a refused request: it may have been for others."""
+"""Remove credentials from rejected requests before they are stored.
+
+Such a request may have been meant for another system.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +11,7 @@ from gateway.providers.provider import CREDENTIALS
 
 NOT_KEPT: Final = "(not kept)"
 FEWEST_BYTES: Final = 6
-"""A secret shorter than this would be found everywhere by chance."""
+"""Shorter secrets would be found everywhere by chance."""
 
 LONGEST_VALUE: Final = 4096
 
@@ -24,7 +27,7 @@ _HARMLESS: Final = frozenset({"idempotency-key", "sec-websocket-key"})
 
 
 def is_credential(name: str) -> bool:
-    """Whether a header or a parameter of this name most likely carries one."""
+    """Return whether a header or parameter of this name most likely carries a credential."""
     name = name.lower()
     if name in _HARMLESS:
         return False
@@ -32,7 +35,7 @@ def is_credential(name: str) -> bool:
 
 
 class Scrubber:
-    """Knows the secrets of this gateway, so that none of them is kept wherever it stands."""
+    """Remove credentials, and the secrets of this gateway wherever they occur."""
 
     def __init__(
         self,
@@ -43,22 +46,22 @@ class Scrubber:
         self._secrets = tuple(secret for secret in secrets if len(secret) >= FEWEST_BYTES)
         self._texts = tuple(secret.decode("latin-1") for secret in self._secrets)
         self._headers = frozenset(headers)
-        """Which carry a token by themselves, whatever they are called."""
+        """Headers that carry a token, whatever their name."""
         self._harmless = frozenset(harmless)
-        """Which a scheme reads as part of an event, whatever they are called."""
+        """Headers that a signature scheme reads as part of an event, whatever their name."""
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """All of them, those with a credential without their value."""
+        """Return all headers, with the values of credentials replaced."""
         return {name: self._value(name, value) for name, value in headers.items()}
 
     def body(self, body: bytes | None) -> bytes | None:
-        """None where a secret of ours stands in it."""
+        """Return the body, or None if it contains one of our secrets."""
         if body is None or any(secret in body for secret in self._secrets):
             return None
         return body
 
     def path(self, path: str) -> str:
-        """With its query, in which tokens are often found."""
+        """Return the path with its query, in which credentials are replaced."""
         if self._has_secret(path):
             return path.partition("?")[0] if not self._has_secret(path.partition("?")[0]) else "/"
         return _PARAMETER.sub(_parameter, path)

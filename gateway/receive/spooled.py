@@ -1,41 +1,40 @@
-"""Spooled requests that turn out to be duplicates because of their bodies."""
+"""Spooled requests that turn out to be duplicates by body."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.errors import Duplicate, KeyMissing, SealBroken
+from gateway.base.errors import Duplicate
+from gateway.config.routes import Route
 from gateway.ledger.claims import Claim
-from gateway.ledger.sealed import Vault, open_event
-from gateway.receive.refused import Refused
-from gateway.receive.turned_away import TurnedAway
-from gateway.routes import Route
+from gateway.ledger.encryption import ClaimCodec
+from gateway.receive.rejected_requests import RejectedRequests
+from gateway.receive.turned_away import UnexaminedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpooledDuplicates:
-    """Keeps them among the rejected requests: each may be another event with the same content."""
+    """Keep these duplicates as rejected requests: each may be another event."""
 
-    routes: Mapping[str, Route]
-    vault: Vault
-    refused: Refused
+    routes: Sequence[Route]
+    codec: ClaimCodec
+    refused: RejectedRequests
 
     async def keep(self, claim: Claim, first_event_id: str) -> None:
-        """Keep the request that a claim from the spool was made of. Raises StorageUnavailable."""
-        route = self.routes.get(claim.route)
+        """Keep the request from which a spooled claim was made. Raises StorageUnavailable."""
+        route = self._route(claim)
         if route is None:
             return
-        headers, body = self._opened(claim)
-        is_kept = body is not None and len(body) <= self.refused.largest_body
-        request = TurnedAway(
-            route=claim.route,
+        is_kept = len(claim.body) <= self.refused.largest_body
+        request = UnexaminedRequest(
+            route=route.name,
             at=claim.received_at,
             code=Duplicate.code,
             reason=f"its body is that of event {first_event_id}: a retry, or another event;"
             " it was acknowledged from the spool",
             scope={"method": "POST", "raw_path": route.path.encode(), "query_string": b""},
-            headers=headers,
-            body=body if is_kept else None,
-            body_bytes=None if body is None else len(body),
+            headers=claim.headers,
+            body=claim.body if is_kept else None,
+            body_bytes=len(claim.body),
             address=None,
             verified_by=claim.verified_by,
         )
@@ -44,10 +43,8 @@ class SpooledDuplicates:
         else:
             self.refused.keep(request)
 
-    def _opened(self, claim: Claim) -> tuple[Mapping[str, str], bytes | None]:
-        if claim.key_id is None:
-            return claim.headers, claim.body
-        try:
-            return open_event(self.vault.ring, claim.route, claim.envelope.id, claim.body)
-        except (KeyMissing, SealBroken):
-            return {}, None
+    def _route(self, claim: Claim) -> Route | None:
+        """Find the route by its identity: the record may have been written under a former name."""
+        names = self.codec.names.routes
+        identity = names.identity(claim.route)
+        return next((r for r in self.routes if names.identity(r.label) == identity), None)

@@ -1,21 +1,24 @@
-"""Whether a request verifies under a key, tried again and again, up to a bound."""
+"""Check whether a request verifies under a key, within a budget of hashed bytes."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from gateway.errors import RequestRejected, StaleTimestamp
-from gateway.notation.problems import Unexpected
+from gateway.base.errors import RequestRejected, StaleTimestamp
+from gateway.base.problems import Unexpected
+from gateway.config.routes import Route
 from gateway.providers import Incoming, Provider
 from gateway.providers.provider import Key
-from gateway.receive.marks import Marks, marks_of
-from gateway.routes import Route
+from gateway.receive.provider_headers import ProviderHeaders, marks_of
 
 ANY_TIME: Final = timedelta(days=36_500)
 
 
-class Budget:
-    """How many bytes may still be hashed: a flood buys no more than this, however it looks."""
+class HashBudget:
+    """How many bytes may still be hashed.
+
+    It bounds the cost of a flood, whatever it consists of.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._left = most_bytes
@@ -28,20 +31,20 @@ class Budget:
         return self._left <= 0
 
 
-class Known(NamedTuple):
+class TriedRoute(NamedTuple):
     """A route with its secrets."""
 
     route: Route
     secrets: tuple[bytes, ...]
     keys: tuple[Key, ...]
-    marks: Marks
+    marks: ProviderHeaders
 
 
-def make_known(route: Route, secrets: Sequence[bytes]) -> Known:
-    if route.provider.is_queue:  # its tokens sign nothing
-        return Known(route, (), (), Marks(frozenset(), frozenset()))
+def make_known(route: Route, secrets: Sequence[bytes]) -> TriedRoute:
+    if route.provider.is_queue:  # a queue's tokens sign nothing
+        return TriedRoute(route, (), (), ProviderHeaders(frozenset(), frozenset()))
     keys = read_keys(route.provider, secrets)
-    return Known(route, tuple(secrets), tuple(keys), marks_of(route.provider))
+    return TriedRoute(route, tuple(secrets), tuple(keys), marks_of(route.provider))
 
 
 def read_keys(provider: Provider, secrets: Iterable[bytes]) -> list[Key]:
@@ -49,13 +52,13 @@ def read_keys(provider: Provider, secrets: Iterable[bytes]) -> list[Key]:
     for secret in secrets:
         try:
             keys.append(provider.read_key(secret))
-        except Unexpected:  # no key of this provider
+        except Unexpected:  # not a valid key of this provider
             continue
     return keys
 
 
 def matches(
-    provider: Provider, incoming: Incoming, keys: Sequence[Key], at: datetime, budget: Budget
+    provider: Provider, incoming: Incoming, keys: Sequence[Key], at: datetime, budget: HashBudget
 ) -> bool:
     budget.spend(len(incoming.body) * len(keys))
     try:

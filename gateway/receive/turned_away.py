@@ -1,4 +1,4 @@
-"""A refused request as it came, held until it is written down."""
+"""A rejected request, held in memory until it is stored."""
 
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -11,28 +11,32 @@ LONGEST_PATH: Final = 1000
 LONGEST_AGENT: Final = 64
 
 
-class TurnedAway(NamedTuple):
-    """Only what is at hand: what it means is found out later, elsewhere."""
+class UnexaminedRequest(NamedTuple):
+    """A rejected request with the data at hand. Its cause is examined later, elsewhere."""
 
     route: str
-    """Empty where no route has the path."""
+    """Empty if no route has the path."""
     at: datetime
     code: str
     reason: str
     scope: Scope
     headers: Headers
     body: bytes | None
-    """None where it never came, or is too large to be kept."""
+    """None if the body was not received, or is too large to be kept."""
     body_bytes: int | None
     address: str | None
     shadow: bool = False
-    """Whether it was accepted all the same."""
+    """Whether the request was accepted all the same."""
     verified_by: str | None = None
-    """The secret under which it was verified: an item of an accepted batch, or a duplicate."""
+    """The secret under which it was verified: for an item of an accepted batch, or a duplicate."""
 
     @property
     def sender(self) -> str:
-        """Who is likely the same: behind a proxy that nobody has named, all have one address."""
+        """A key for requests that are likely of the same sender.
+
+        It includes the user agent, since all clients share one address behind a proxy that is not
+        configured.
+        """
         agent = self.headers.get("user-agent", "")[:LONGEST_AGENT]
         return f"{self.address or '-'} {agent}"
 
@@ -42,14 +46,14 @@ class TurnedAway(NamedTuple):
 
     @property
     def path(self) -> str:
-        """With its query, as it came."""
+        """The path with its query, as received."""
         path = self.scope["raw_path"].decode("latin-1")
         query = self.scope["query_string"].decode("latin-1")
         return f"{path}?{query}" if query else path
 
 
 def measure(headers: Headers, body: bytes | None) -> int | None:
-    """How large a body was; what was announced, where it was not taken."""
+    """Return the size of the body, or its announced size if it was not read."""
     if body is not None:
         return len(body)
     announced = headers.get("content-length", "")

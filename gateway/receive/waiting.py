@@ -1,29 +1,29 @@
-"""Refused requests that wait to be written down: a handful, shared out fairly."""
+"""A small in-memory buffer of rejected requests, shared fairly between senders."""
 
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from gateway.receive.turned_away import TurnedAway
+from gateway.receive.turned_away import UnexaminedRequest
 
 PER_SENDER: Final = 8
 PER_ROUTE: Final = 16
 PER_PROCESS: Final = 64
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Of all bodies together; what is more waits without its body."""
+"""Limit for all bodies together. Past it, requests are kept without their body."""
 
 Sender = tuple[str, str]
 
 
 class Waiting:
-    """So many at the most: of a process, of each route, and of each sender and code.
+    """Bounded buffer: per process, per route, and per sender and code.
 
-    A sender is an address with a user agent. Who has sent many gives way to who has sent few; of
-    what one has sent, the first are held, and the last.
+    A sender is an address with a user agent. If the buffer is full, a sender with many requests
+    loses one to a sender with few. Of each sender, the first requests and the last one are kept.
     """
 
     def __init__(self) -> None:
-        self._routes: dict[str, dict[Sender, list[TurnedAway]]] = {}
+        self._routes: dict[str, dict[Sender, list[UnexaminedRequest]]] = {}
         self._sizes: dict[str, int] = {}
         self._count = 0
         self._bytes = 0
@@ -33,11 +33,11 @@ class Waiting:
         return self._count
 
     def has_room(self, route: str) -> bool:
-        """Whether one more is held, whoever sent it."""
+        """Return whether one more request would be kept, regardless of its sender."""
         return self._count < PER_PROCESS and self._sizes.get(route, 0) < PER_ROUTE
 
-    def add(self, request: TurnedAway) -> None:
-        """Holds it, in the place of another if need be, or leaves it out."""
+    def add(self, request: UnexaminedRequest) -> None:
+        """Add a request, displacing another one if necessary, or drop it."""
         sender = (request.code, request.sender)
         senders = self._routes.setdefault(request.route, {})
         own = senders.get(sender, [])
@@ -55,15 +55,15 @@ class Waiting:
             self._drop_last(crowd)
             self._put(sender, request)
 
-    def requests(self) -> list[TurnedAway]:
-        """In the order in which they came."""
+    def requests(self) -> list[UnexaminedRequest]:
+        """Return the requests in the order in which they arrived."""
         held = [request for own in self._crowds() for request in own]
         return sorted(held, key=lambda request: request.at)
 
-    def _crowds(self) -> Iterator[list[TurnedAway]]:
+    def _crowds(self) -> Iterator[list[UnexaminedRequest]]:
         return chain.from_iterable(senders.values() for senders in self._routes.values())
 
-    def _put(self, sender: Sender, request: TurnedAway) -> None:
+    def _put(self, sender: Sender, request: UnexaminedRequest) -> None:
         if self._bytes + len(request.body or b"") > MOST_BYTES:
             request = request._replace(body=None)
         self._routes[request.route].setdefault(sender, []).append(request)
@@ -71,7 +71,7 @@ class Waiting:
         self._count += 1
         self._bytes += len(request.body or b"")
 
-    def _drop_last(self, crowd: list[TurnedAway]) -> None:
+    def _drop_last(self, crowd: list[UnexaminedRequest]) -> None:
         dropped = crowd.pop()
         self._sizes[dropped.route] -= 1
         self._count -= 1

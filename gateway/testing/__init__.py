@@ -1,5 +1,6 @@
-"""For handler authors: the fixtures of the pytest plugin as types, and what they return."""
+"""Public types for handler authors: the fixtures of the pytest plugin and their results."""
 
+from gateway.testing.connections import ConnectionNotAllowed
 from gateway.testing.database import Database
 from gateway.testing.deliver import CrashAfter, Deliver, Delivered, DeliverTwice, DeliveryFailed
 from gateway.testing.events import MakeEvent
@@ -8,6 +9,7 @@ from gateway.testing.resources import Resources
 
 __all__ = [
     "Call",
+    "ConnectionNotAllowed",
     "CrashAfter",
     "Database",
     "Deliver",

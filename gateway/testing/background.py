@@ -9,22 +9,22 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines of code that is not async itself, or that runs in another loop."""
+    """Runs coroutines for synchronous code, or for code that runs in another event loop."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="gateway tests", daemon=True
         )
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What it returns, or raises."""
+        """Run a coroutine, and return its result or raise its exception."""
         __tracebackhide__ = True
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def stop(self) -> None:
-        """Ends what is left in the loop, and the loop."""
+        """Cancel the remaining tasks, and stop the event loop."""
         self.run(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""One run of a handler under observation: what it raised, and where it is to die."""
+"""One observed run of a handler: the exception it raised, and the point at which it must crash."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
-from gateway.model import Event
-from gateway.registry import HandlerFunction
-from gateway.run.context import Context, transaction_of
+from gateway.base.model import Event
+from gateway.config.registry import HandlerFunction
+from gateway.worker.context import Context, transaction_of
 
 STATEMENTS: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval", "run_own")
-"""Methods of the transaction, each of which is one statement; so is each end of a savepoint."""
+"""The methods of the transaction that send one statement each.
+
+Opening and closing a savepoint counts as one statement each, too.
+"""
 
 Raised = tuple[Exception, TracebackType | None]
-"""With the frames that are the handler's."""
+"""An exception, with the part of its traceback that starts in the handler."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CrashPoint:
-    """After which statement of `ctx.db`, or which request of `ctx.http`, the run dies."""
+    """The statement of `ctx.db`, or the request of `ctx.http`, after which the run crashes."""
 
     statements: int | None
     calls: int | None
@@ -28,17 +31,17 @@ class CrashPoint:
     calls_seen: int = 0
 
     def see_statement(self) -> bool:
-        """Whether this is the one."""
+        """Count a statement, and return whether the run crashes after it."""
         self.statements_seen += 1
         return self._reach(self.statements_seen == self.statements)
 
     def see_call(self) -> bool:
-        """Whether this is the one."""
+        """Count a request, and return whether the run crashes after it."""
         self.calls_seen += 1
         return self._reach(self.calls_seen == self.calls)
 
     def see_start(self) -> bool:
-        """Whether the run dies before it does anything."""
+        """Return whether the run crashes before its first statement."""
         return self._reach(self.statements == 0)
 
     def _reach(self, is_here: bool) -> bool:
@@ -46,8 +49,8 @@ class CrashPoint:
         return is_here
 
 
-class Run:
-    """Takes the place of the handler's function for one run."""
+class CrashRun:
+    """Replaces the handler's function for one run."""
 
     def __init__(self, function: HandlerFunction, crash: CrashPoint | None) -> None:
         self._function = function
@@ -68,13 +71,13 @@ class Run:
                 await self._die()
         try:
             await self._function(event, ctx)
-        except Exception as error:  # the user's own code
+        except Exception as error:  # user code may raise any exception
             trace = error.__traceback__
             self.raised = error, None if trace is None else trace.tb_next
             raise
 
     async def see_call(self) -> None:
-        """Says that a request has been made."""
+        """Count a request, and crash if it is the crash point."""
         if self._crash is not None and self._crash.see_call():
             await self._die()
 
@@ -88,6 +91,6 @@ class Run:
         return counted
 
     async def _die(self) -> None:
-        """Never goes on, as a killed process never does: not even a `finally` is run."""
+        """Suspend forever, like a killed process: not even a `finally` block runs."""
         self.died.set()
         await asyncio.get_running_loop().create_future()

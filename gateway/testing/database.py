@@ -1,4 +1,4 @@
-"""The test's own database, asked without `await`."""
+"""Synchronous access to the test's own database."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,36 +10,36 @@ from gateway.testing.background import Background
 
 
 class Database:
-    """A connection beside those of the handlers: sees what they have committed.
+    """A connection that is separate from the handlers', and sees the data that they have committed.
 
-    A row is a dict, and JSON columns are read.
+    A row is a dict, and JSON columns are decoded.
     """
 
     def __init__(self, url: str, background: Background) -> None:
         self.url = url
-        """For a client of your own."""
+        """The URL, for a client of your own."""
         self._background = background
         self._connection = background.run(_connect(url))
 
     def execute(self, query: str, *args: Any) -> str:
-        """Runs a statement, or several without arguments; returns its status: `INSERT 0 1`."""
+        """Run a statement, or several without arguments, and return the status: `INSERT 0 1`."""
         return self._background.run(self._connection.execute(query, *args))
 
     def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Runs a statement once per row of arguments."""
+        """Run a statement once per row of arguments."""
         self._background.run(self._connection.executemany(query, rows))
 
     def fetch(self, query: str, *args: Any) -> list[dict[str, Any]]:
-        """All rows."""
+        """Return all rows."""
         return [dict(row) for row in self._background.run(self._connection.fetch(query, *args))]
 
     def fetchrow(self, query: str, *args: Any) -> dict[str, Any] | None:
-        """The first row, or None."""
+        """Return the first row, or None."""
         row = self._background.run(self._connection.fetchrow(query, *args))
         return None if row is None else dict(row)
 
     def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
-        """One value of the first row, or None."""
+        """Return one value of the first row, or None."""
         return self._background.run(self._connection.fetchval(query, *args, column=column))
 
     def close(self) -> None:
@@ -58,5 +58,5 @@ async def _connect(url: str) -> Connection:
 
 
 def _as_json(value: Any) -> str:
-    """Text is taken for JSON already, as `ctx.db` takes it."""
+    """Encode a value as JSON. A str must already be JSON, as in `ctx.db`."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()

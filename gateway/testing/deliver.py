@@ -1,51 +1,61 @@
-"""`deliver`: gives an event to a handler the way the gateway does."""
+"""The fixture `deliver`: delivers an event to a handler the way the gateway does."""
 
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from gateway.model import Event, Status
-from gateway.project import Project
-from gateway.registry import HandlerFunction, Subscription
-from gateway.routes import Route
+from gateway.base.model import Event, Status
+from gateway.config.project import Project
+from gateway.config.registry import HandlerFunction, Subscription
+from gateway.config.routes import Route
 from gateway.testing.background import Background
 from gateway.testing.crash import CrashPoint
-from gateway.testing.stage import Ran, Stage
+from gateway.testing.stage import Ran, TestStage
 
 DUPLICATE: Final = "duplicate"
 MOST_RUNS: Final = 1000
-"""More is a circle: a job that publishes itself, or a handler that defers for no time."""
+"""Maximum number of deliveries in one call of `pending`.
+
+If there are more, there is a loop: a job that publishes itself, or a handler that defers without a
+delay.
+"""
 
 
 class DeliveryFailed(AssertionError):
-    """The delivery is not done, and no exception of the handler's says why."""
+    """The delivery is not done, and the handler raised no exception that explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """What became of a delivery."""
+    """The state of a delivery after the call."""
 
     handler: str
     status: str
-    """`done`, `pending` (to be tried again) or `dead`; `running` where the run was crashed."""
+    """`done`, `pending` (it will be retried) or `dead`; `running` if the run was crashed."""
     outcome: str | None
-    """Of the run: `done`, `retry`, `dead`, `deferred`, `lost`, `skipped` (`once_per`); `duplicate`
-    where nothing ran because the delivery had ended before; None where the run was crashed."""
+    """The outcome of the run.
+
+    `done`, `retry`, `dead`, `deferred`, `lost` or `skipped` (`once_per`); `duplicate` if nothing
+    ran because the delivery had ended before; None if the run was crashed.
+    """
     error: str | None
-    """In one line, as `gateway show` has it; where it waits for its turn, for what."""
+    """The error in one line, as `gateway show` prints it.
+
+    If an ordering key blocks the delivery, it names the delivery that must end first.
+    """
     traceback: str | None
     attempts: int
-    """How many were burned, since the last replay."""
+    """The number of attempts used since the last replay."""
     published: tuple[Event, ...] = ()
-    """The jobs of `ctx.publish`, to be looked at or delivered on."""
+    """The jobs published by `ctx.publish`, to be inspected or delivered."""
     exception: Exception | None = field(default=None, repr=False)
-    """What the handler raised."""
+    """The exception that the handler raised."""
 
 
 class Deliver:
     """The fixture `deliver`."""
 
-    def __init__(self, project: Project, stage: Stage, background: Background) -> None:
+    def __init__(self, project: Project, stage: TestStage, background: Background) -> None:
         self._project = project
         self._stage = stage
         self._background = background
@@ -53,11 +63,11 @@ class Deliver:
     def __call__(
         self, handler: HandlerFunction | str, event: Event, *, check: bool = True
     ) -> Delivered:
-        """Claims the event, runs this handler's delivery of it, and settles it.
+        """Claim the event, run this handler's delivery of it, and settle it.
 
-        Where the handler raises, so does this, unless `check` is False. A delivery that is to be
-        tried again is tried now, however long it would have to wait. One that is done is a
-        duplicate, and not run: see `replay`.
+        An exception of the handler is raised again, unless `check` is False. A delivery that is to
+        be retried is retried now, without its backoff. A delivery that is done is a duplicate and
+        does not run: see `replay`.
         """
         __tracebackhide__ = True
         return self._deliver(handler, event, check, replayed=False)
@@ -65,12 +75,12 @@ class Deliver:
     def replay(
         self, handler: HandlerFunction | str, event: Event, *, check: bool = True
     ) -> Delivered:
-        """Runs a delivery again that has ended, as `gateway replay` does."""
+        """Run a delivery again that has ended, as `gateway replay` does."""
         __tracebackhide__ = True
         return self._deliver(handler, event, check, replayed=True)
 
     def pending(self, *, check: bool = True) -> list[Delivered]:
-        """Runs all that is due, of all handlers, and what comes of it, until nothing is left."""
+        """Run all due deliveries of all handlers, and those that result, until none is left."""
         __tracebackhide__ = True
         results: list[Delivered] = []
         while (found := self._background.run(self._run_next())) is not None:
@@ -131,7 +141,7 @@ class Deliver:
     def _subscription(self, handler: HandlerFunction | str, event: Event) -> Subscription:
         __tracebackhide__ = True
         subscriptions = self._project.registry.handlers
-        found = [s for s in subscriptions if handler in (s.handler, s.function)]
+        found = [s for s in subscriptions if handler in (s.handler, s.function, *s.formerly)]
         if handler in {s.handler for s in self._project.registry.subscriptions if s.forward}:
             raise ValueError(f"{_name(handler)} is a forward: tests run your own code only")
         if not found:
@@ -156,7 +166,7 @@ class DeliverTwice:
     def __call__(
         self, handler: HandlerFunction | str, event: Event, *, check: bool = True
     ) -> tuple[Delivered, Delivered]:
-        """Delivers, replays, and so runs the handler twice on one event, committed both times."""
+        """Deliver and then replay: the handler runs twice on one event and commits both times."""
         __tracebackhide__ = True
         first = self._deliver(handler, event, check=check)
         return first, self._deliver.replay(handler, event, check=check)
@@ -165,14 +175,16 @@ class DeliverTwice:
 class CrashAfter:
     """The fixture `crash_after`."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: TestStage) -> None:
         self._stage = stage
 
     def __call__(self, statements: int | None = None, *, calls: int | None = None) -> "Crash":
-        """Within it, a run dies after so many statements of `ctx.db`, or requests of `ctx.http`.
+        """Return a block in which a run crashes at the given point.
 
-        As by `kill -9`: its connection is cut, nothing is settled, no `finally` is run. The next
-        `deliver` of the event runs it again, as when the lease has run out. 0 is before the first.
+        The point is after so many statements of `ctx.db`, or so many requests of `ctx.http`; 0 is
+        before the first statement. The run crashes as by `kill -9`: its connection is cut, nothing
+        is settled, no `finally` block runs. The next `deliver` of the event runs it again, as after
+        an expired lease.
         """
         __tracebackhide__ = True
         if (statements is None) == (calls is None):
@@ -181,9 +193,9 @@ class CrashAfter:
 
 
 class Crash:
-    """A block in which a run dies; it fails where none did."""
+    """A block in which a run must crash. It fails if no run crashed."""
 
-    def __init__(self, stage: Stage, point: CrashPoint) -> None:
+    def __init__(self, stage: TestStage, point: CrashPoint) -> None:
         self._stage = stage
         self._point = point
 
@@ -201,6 +213,9 @@ class Crash:
 
 
 def _delivered(ran: Ran, outcome: str | None = None) -> Delivered:
+    __tracebackhide__ = True
+    if ran.refused is not None:
+        raise ran.refused from (ran.raised[0] if ran.raised else None)
     row = ran.row
     return Delivered(
         handler=row["handler"],

@@ -9,20 +9,20 @@ from uuid import uuid4
 
 import orjson
 
-from gateway.model import Envelope, Event, read_payload
-from gateway.notation.problems import one_of
-from gateway.routes import Config, Route
-from gateway.samples import Sample, load_recorded, make_sample, receive_alone
-from gateway.samples.sample import lay_out
+from gateway.base.model import Envelope, Event, read_payload
+from gateway.base.problems import one_of
+from gateway.config.routes import Config, Route
+from gateway.providers.samples import Sample, load_recorded, make_sample, receive_alone
+from gateway.providers.samples.sample import lay_out
 from gateway.testing.overrides import override
 
 BASES: Final = {"stripe": ("data", "object")}
-"""Where the fields stand that a test names: of Stripe's events, in the object."""
+"""The path of the object whose fields a test names: in Stripe's events, `data.object`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """What an event is made of."""
+    """The parts from which an event is built."""
 
     id: str
     type: str
@@ -30,7 +30,7 @@ class _Draft:
 
 
 class MakeEvent:
-    """Makes events as the project's routes would receive them."""
+    """Creates events as the project's routes would receive them."""
 
     def __init__(self, config: Config, directory: Path) -> None:
         self._config = config
@@ -51,12 +51,14 @@ class MakeEvent:
         livemode: bool | None = None,
         **fields: Any,
     ) -> Event:
-        """An event of a route (or of the only route of a provider).
+        """Create an event of a route (or of the only route of a provider).
 
-        It is the sample of its type, a recorded `file` (seen from the project's directory), or a
-        `payload` of your own, with `fields` changed: those of Stripe's object, else of the payload;
-        `__` leads further in. `changes` are by their paths from the top: `data.object.customer`.
-        `occurred_at` is when it happened: all times of a sample follow from it.
+        It is the sample of its type, a recorded `file` (relative to the project's directory), or a
+        `payload` of your own.
+
+        `fields` are changed in Stripe's object, or else in the payload; `__` leads to a nested
+        field. `changes` has paths from the top of the payload: `data.object.customer`.
+        `occurred_at` is the time of the event: all times of a sample are derived from it.
         """
         __tracebackhide__ = True
         place = self._route(route)
@@ -114,7 +116,9 @@ def _sample(route: Route, type: str | None, now: datetime, livemode: bool) -> _D
 
 
 def _own(route: Route, type: str | None, payload: Any) -> _Draft:
-    own = orjson.loads(orjson.dumps(payload))  # a copy, and what JSON cannot say is refused here
+    own = orjson.loads(
+        orjson.dumps(payload)
+    )  # a copy; also raises if the payload is not valid JSON
     is_queue = route.provider.is_queue
     return _Draft(id=str(uuid4()), type=type or (route.name if is_queue else ""), payload=own)
 
@@ -122,7 +126,7 @@ def _own(route: Route, type: str | None, payload: Any) -> _Draft:
 def _set_stripes_own(
     route: Route, payload: Any, account: str | None, occurred_at: datetime | None
 ) -> None:
-    """What Stripe's event says beside its object."""
+    """Set the fields of Stripe's event outside its object."""
     if account is not None:
         if route.provider.name != "stripe":
             raise ValueError(

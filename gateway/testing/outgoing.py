@@ -22,19 +22,22 @@ class Call:
     method: str
     url: str
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """The request headers, with names in lower case."""
     body: bytes
     place: str | None
-    """`file:line` of the user's code that made it, the file seen from the project's directory."""
+    """`file:line` of the user's code that made it.
+
+    The file is relative to the project's directory.
+    """
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
+        """The body decoded from JSON."""
         return orjson.loads(self.body)
 
     @property
     def form(self) -> dict[str, str]:
-        """The body as form fields, which is how Stripe's API is written to."""
+        """The body decoded from form fields, which is the format of requests to Stripe's API."""
         return dict(parse_qsl(self.body.decode(), keep_blank_values=True))
 
     @property
@@ -56,17 +59,20 @@ class _Rule:
 
 
 class Outgoing(httpx.AsyncBaseTransport):
-    """The way out of `ctx.http`: keeps each request, answers 200, and sends nothing.
+    """HTTP transport of `ctx.http`: records each request, responds with 200, and sends nothing.
 
-    Stripe answers with an object, others with `{}`, unless told otherwise.
+    By default Stripe responds with an object, and other servers with `{}`. See `answer` and `fail`.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.calls: list[Call] = []
         self.on_call: Callable[[], Awaitable[None]] | None = None
-        """Told of each call before it is answered."""
+        """Called for each request before it is answered."""
         self.payload: Any = None
-        """Of the event that is being handled: its objects are what Stripe knows of them."""
+        """The payload of the event that is being handled.
+
+        Simulated Stripe responses use its objects.
+        """
         self._root = root or Path.cwd()
         self._rules: list[_Rule] = []
         self._stripe = StripeObjects(datetime.now(UTC))
@@ -81,9 +87,10 @@ class Outgoing(httpx.AsyncBaseTransport):
         headers: Mapping[str, str] | None = None,
         times: int | None = None,
     ) -> None:
-        """Answers such requests so, from now on or only so often; what was said last wins.
+        """Set the response to matching requests, for all further ones or the next `times`.
 
-        `method` may be `*`; in `url_glob`, `*` is any text.
+        If several rules match, the last one added wins. `method` may be `*`; in `url_glob`, `*`
+        matches any text.
         """
         response = httpx.Response(status, json={} if json is None else json, headers=headers)
         self._add(method, url_glob, response, times)
@@ -96,11 +103,14 @@ class Outgoing(httpx.AsyncBaseTransport):
         *,
         times: int | None = None,
     ) -> None:
-        """Raises it for such requests, as `httpx.ConnectError("refused")`."""
+        """Raise an exception, such as `httpx.ConnectError("refused")`, for matching requests."""
         self._add(method, url_glob, exception, times)
 
     def client(self, **options: Any) -> httpx.AsyncClient:
-        """A client whose requests all end here; `options` are httpx's, such as `base_url`."""
+        """Return a client that sends all its requests here.
+
+        `options` are httpx's, such as `base_url`.
+        """
         return httpx.AsyncClient(transport=self, **options)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Sets fields of a sample payload by their path; a field that is not there is a typing error."""
+"""Set fields of a sample payload by their path. An unknown field is an error, likely a typo."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def override(payload: Any, steps: Sequence[str], value: Any) -> None:
-    """Sets the field to which the steps lead; a place in a list is its number."""
+    """Set the field at the path. A step into a list is an index."""
     __tracebackhide__ = True
     name, node = ".".join(steps), payload
     for step in steps[:-1]:

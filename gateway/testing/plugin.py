@@ -1,4 +1,4 @@
-"""The fixtures for tests of handlers. `gateway.pytest_plugin` has pytest load them."""
+"""The fixtures for tests of handlers. `gateway.pytest_plugin` registers this module."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,18 +8,20 @@ from typing import NoReturn
 
 import pytest
 
-from gateway.errors import GatewayError
+from gateway.base.errors import GatewayError
+from gateway.config.project import Project, load_project
+from gateway.config.settings import load_settings
 from gateway.ledger.migrate import SchemaFile, read_schema
-from gateway.project import Project, load_project
 from gateway.pytest_plugin import config_file
-from gateway.settings import load_settings
 from gateway.testing.background import Background
+from gateway.testing.connections import ALLOW, Connections
 from gateway.testing.database import Database
 from gateway.testing.deliver import CrashAfter, Deliver, DeliverTwice
 from gateway.testing.events import MakeEvent
+from gateway.testing.guard import GuardedLoop
 from gateway.testing.outgoing import Outgoing
 from gateway.testing.resources import Resources
-from gateway.testing.stage import Stage
+from gateway.testing.stage import TestStage
 from gateway.testing.throwaway import Throwaway
 
 
@@ -36,10 +38,10 @@ class TestedProject:
 
 @pytest.fixture(scope="session")
 def gateway_project(pytestconfig: pytest.Config) -> TestedProject:
-    """The project in whose directory pytest runs, read once."""
+    """The project in whose directory pytest runs. It is read once per session."""
     directory = (pytestconfig.rootpath / str(pytestconfig.getini("gateway_dir"))).resolve()
     try:
-        with contextlib.chdir(directory):  # files and modules are named from there
+        with contextlib.chdir(directory):  # relative file and module names are resolved from there
             settings = load_settings().model_copy(update={"config": config_file(pytestconfig)})
             project = load_project(settings)
             schema = read_schema(project.config.schema)
@@ -50,7 +52,7 @@ def gateway_project(pytestconfig: pytest.Config) -> TestedProject:
 
 @pytest.fixture(scope="session")
 def gateway_databases(gateway_project: TestedProject) -> Iterator[Throwaway]:
-    """A Postgres for the whole run, from which every test gets a fresh database."""
+    """A Postgres server for the whole session, from which every test gets a fresh database."""
     settings = gateway_project.project.settings
     url = settings.test_database_url
     throwaway = Throwaway(
@@ -67,16 +69,18 @@ def gateway_databases(gateway_project: TestedProject) -> Iterator[Throwaway]:
 
 
 @pytest.fixture(scope="session")
-def gateway_background() -> Iterator[Background]:
+def gateway_background(gateway_project: TestedProject) -> Iterator[Background]:
     """The event loop in which handlers run."""
-    background = Background()
+    loop = GuardedLoop()
+    loop.root = gateway_project.directory
+    background = Background(loop)
     yield background
     background.stop()
 
 
 @pytest.fixture
 def gateway_db(gateway_databases: Throwaway, gateway_background: Background) -> Iterator[Database]:
-    """The test's own database: the ledger and the project's tables, empty."""
+    """The test's own database, with the ledger and the project's tables, empty."""
     url = gateway_background.run(gateway_databases.clone())
     database = Database(url, gateway_background)
     yield database
@@ -86,7 +90,10 @@ def gateway_db(gateway_databases: Throwaway, gateway_background: Background) -> 
 
 @pytest.fixture
 def outgoing(gateway_project: TestedProject) -> Outgoing:
-    """The requests of `ctx.http` and `ctx.stripe`: kept, answered, never sent."""
+    """The requests of `ctx.http` and `ctx.stripe`.
+
+    They are recorded and answered, but never sent.
+    """
     return Outgoing(gateway_project.directory)
 
 
@@ -94,7 +101,7 @@ def outgoing(gateway_project: TestedProject) -> Outgoing:
 def resources(
     gateway_project: TestedProject, gateway_background: Background
 ) -> Iterator[Resources]:
-    """What stands in for the `@resource` functions: `resources["mailer"] = ...`."""
+    """Stand-ins for the `@resource` functions: `resources["mailer"] = ...`."""
     resources = Resources(gateway_project.project.registry, gateway_background)
     yield resources
     resources.close()
@@ -102,14 +109,18 @@ def resources(
 
 @pytest.fixture
 def gateway_stage(
+    request: pytest.FixtureRequest,
     gateway_project: TestedProject,
     gateway_db: Database,
     outgoing: Outgoing,
     resources: Resources,
     gateway_background: Background,
-) -> Iterator[Stage]:
-    """What runs the handlers on the test's database."""
-    stage = Stage(gateway_project.project, gateway_db.url, outgoing, resources)
+) -> Iterator[TestStage]:
+    """The environment that runs the handlers on the test's database."""
+    hosts = [*map(str, request.config.getini(ALLOW))]
+    hosts += [host for mark in request.node.iter_markers(ALLOW) for host in mark.args]
+    connections = Connections(gateway_project.directory, resources, hosts)
+    stage = TestStage(gateway_project.project, gateway_db.url, outgoing, resources, connections)
     gateway_background.run(stage.open())
     yield stage
     gateway_background.run(stage.close())
@@ -117,30 +128,30 @@ def gateway_stage(
 
 @pytest.fixture
 def make_event(gateway_project: TestedProject) -> MakeEvent:
-    """Makes events: `make_event("stripe", "invoice.paid", amount_paid=500)`."""
+    """Create events: `make_event("stripe", "invoice.paid", amount_paid=500)`."""
     return MakeEvent(gateway_project.project.config, gateway_project.directory)
 
 
 @pytest.fixture
 def deliver(
-    gateway_project: TestedProject, gateway_stage: Stage, gateway_background: Background
+    gateway_project: TestedProject, gateway_stage: TestStage, gateway_background: Background
 ) -> Deliver:
-    """Gives an event to a handler: `deliver(fulfil_order, event)`."""
+    """Deliver an event to a handler: `deliver(fulfil_order, event)`."""
     return Deliver(gateway_project.project, gateway_stage, gateway_background)
 
 
 @pytest.fixture
 def deliver_twice(deliver: Deliver) -> DeliverTwice:
-    """Runs a handler twice on one event: `deliver_twice(fulfil_order, event)`."""
+    """Run a handler twice on one event: `deliver_twice(fulfil_order, event)`."""
     return DeliverTwice(deliver)
 
 
 @pytest.fixture
-def crash_after(gateway_stage: Stage) -> CrashAfter:
-    """Lets a run die: `with crash_after(2): deliver(fulfil_order, event)`."""
+def crash_after(gateway_stage: TestStage) -> CrashAfter:
+    """Make a run crash: `with crash_after(2): deliver(fulfil_order, event)`."""
     return CrashAfter(gateway_stage)
 
 
 def _refuse(error: GatewayError) -> NoReturn:
-    """What is wrong with the project, without our own code around it."""
+    """Fail the test with the error in the project, without a traceback."""
     pytest.fail(str(error), pytrace=False)

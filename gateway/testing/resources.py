@@ -1,20 +1,20 @@
-"""What stands in for the `@resource` functions in a test."""
+"""Stand-ins for the `@resource` functions in a test."""
 
 from typing import Any
 
-from gateway.registry import Registry
-from gateway.run.resources import OpenResources
+from gateway.config.registry import Registry
 from gateway.testing.background import Background
+from gateway.worker.resources import OpenResources
 
 
 class NoStandIn(LookupError):
-    """A handler uses a resource that the test has not provided."""
+    """The handler uses a resource for which the test has provided no stand-in."""
 
 
 class Resources(dict[str, Any]):
-    """`ctx.resources` in a test: what you put in, and what you asked to be opened.
+    """The mapping behind `ctx.resources` in a test: your stand-ins, and the resources you opened.
 
-    Nothing is opened by itself, since a test should not reach a mail server by accident.
+    No resource is opened automatically, because a test should not reach a mail server by accident.
     """
 
     def __init__(self, registry: Registry, background: Background) -> None:
@@ -36,13 +36,18 @@ class Resources(dict[str, Any]):
         )
 
     def open(self, *names: str) -> None:
-        """Opens the real ones, until the test ends."""
+        """Open the real resources until the end of the test."""
         __tracebackhide__ = True
         for name in names:
             self._check(name)
             opening = OpenResources([self._known[name]])
             self[name] = self._background.run(opening.open())[name]
             self._opened.append(opening)
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the test has opened a real resource."""
+        return bool(self._opened)
 
     def close(self) -> None:
         while self._opened:

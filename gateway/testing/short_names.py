@@ -1,4 +1,4 @@
-"""Fixtures whose names another plugin may want: those of the plugin have longer ones, too."""
+"""Fixtures with short names that other plugins may use too. Each also has a longer name."""
 
 import pytest
 

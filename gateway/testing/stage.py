@@ -1,4 +1,4 @@
-"""Claims, leases and runs deliveries one by one, as `serve` and a worker would."""
+"""Claim, lease and run deliveries one by one, as `serve` and a worker do."""
 
 import asyncio
 import hashlib
@@ -10,25 +10,26 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.ledger.claims import Claim, Claimer, Verdict
+from gateway.base.model import Envelope, Event, Lease
+from gateway.base.secrets import Secret
+from gateway.config.project import Project
+from gateway.config.registry import Subscription
+from gateway.config.routes import Route
+from gateway.ledger.claims import Claim, Claimer, ClaimVerdict
 from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
 from gateway.ledger.deliveries import event_of, lease_due, lease_hinted, reap, replay
-from gateway.ledger.sealed import OPEN
+from gateway.ledger.encryption import OPEN
+from gateway.ledger.ordering import OrderingKey, advance, keep_policies
 from gateway.ledger.sessions import Sessions
-from gateway.ledger.turns import Turn, advance, keep_policies
-from gateway.model import Envelope, Event, Lease
-from gateway.project import Project
-from gateway.registry import Subscription
-from gateway.routes import Route
-from gateway.run.bench import Workbench
-from gateway.run.context import transaction_of
-from gateway.run.execution import Execution
-from gateway.secrets import Secret
-from gateway.testing.crash import CrashPoint, Raised, Run
+from gateway.testing.connections import ConnectionNotAllowed, Connections
+from gateway.testing.crash import CrashPoint, CrashRun, Raised
 from gateway.testing.outgoing import Outgoing
+from gateway.worker.context import transaction_of
+from gateway.worker.execution import Execution
+from gateway.worker.parts import WorkerContext
 
 LEASE: Final = timedelta(days=2)
-"""Longer than any handler may run, a debugger's pauses included: nobody renews it."""
+"""Longer than any handler may run, pauses in a debugger included, because it is never renewed."""
 CONNECTIONS: Final = 4
 PATIENCE: Final = timedelta(seconds=30)
 END_S: Final = 1.0
@@ -37,29 +38,37 @@ API_KEY: Final = Secret(b"sk_test_of_a_test")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a run left in the ledger, and what it raised."""
+    """The result of a run: its rows in the ledger, and the exception it raised."""
 
     row: asyncpg.Record
     published: tuple[Event, ...] = ()
     raised: Raised | None = None
+    refused: ConnectionNotAllowed | None = None
+    """The error for connections that the handler opened itself, even if it caught the refusal."""
 
 
-class Stage:
-    """One database, and all that is needed to run handlers on it."""
+class TestStage:
+    """One database, and everything that is needed to run handlers on it."""
 
     def __init__(
-        self, project: Project, url: str, outgoing: Outgoing, resources: Mapping[str, Any]
+        self,
+        project: Project,
+        url: str,
+        outgoing: Outgoing,
+        resources: Mapping[str, Any],
+        connections: Connections,
     ) -> None:
         self._project = project
         self._url = url
         self._outgoing = outgoing
         self._resources = resources
+        self._connections = connections
         self._dying: set[asyncio.Task[Any]] = set()
         self._claimer: Claimer
         self._ledger: Pool
-        self._bench: Workbench
+        self._bench: WorkerContext
         self.crash: CrashPoint | None = None
-        """Where the next run is to die."""
+        """The point at which the next run crashes."""
 
     async def open(self) -> None:
         connection = await connect(self._url, name="gateway test")
@@ -72,14 +81,14 @@ class Stage:
         await self._claimer.start()
         turns = [s for s in self._project.registry.subscriptions if s.turns is not None]
         await keep_policies(self._ledger, [(s.key, s.on_dead) for s in turns])
-        self._bench = Workbench(
+        self._bench = WorkerContext(
             work=Sessions(self._url, name="gateway test handlers", search_path=search_path),
             ledger=self._ledger,
             http=self._outgoing.client(),
             patience=PATIENCE,
             config=self._project.config,
             registry=self._project.registry,
-            vault=OPEN,
+            encryption=OPEN,
             api_keys={r.name: API_KEY for r in self._project.config.routes if r.api_key},
             resources=self._resources,
             on_retry=lambda _: None,
@@ -97,7 +106,10 @@ class Stage:
         self._ledger.terminate()
 
     async def claim(self, route: Route, event: Event) -> None:
-        """As if it had come in now; one that came before is a duplicate."""
+        """Claim the event as if it was received now.
+
+        An event that was claimed before is a duplicate.
+        """
         envelope = _envelope(event)
         if not route.wants(envelope):
             raise ValueError(
@@ -122,16 +134,18 @@ class Stage:
                 refuses=partial(route.refuses_repeat, event.type),
             )
         )
-        if claimed.verdict is Verdict.REPLAYED:
+        if claimed.verdict is ClaimVerdict.REPLAYED:
             raise ValueError(
                 f"the event {event.id} has the body of {claimed.first_event_id}: the route would "
                 "refuse it as replayed"
             )
-        # The claimer does so too, but only after its answer.
-        await advance(self._ledger, [Turn(route.name, h, key) for h, key in order_keys.items()])
+        # The claimer also does this, but only after it has returned its result.
+        await advance(
+            self._ledger, [OrderingKey(route.name, h, key) for h, key in order_keys.items()]
+        )
 
     async def find(self, subscription: Subscription, event: Event) -> asyncpg.Record:
-        """The delivery as it stands, with its last attempt."""
+        """Return the delivery in its current state, with its last attempt."""
         row = await self._ledger.fetchrow(
             "select d.*, a.outcome, a.error as traceback"
             " from gateway.deliveries d"
@@ -146,7 +160,7 @@ class Stage:
         return row
 
     async def blocker(self, delivery_id: int) -> asyncpg.Record | None:
-        """The delivery of the same key for which this one waits."""
+        """Return the delivery with the same ordering key that blocks this one, or None."""
         return await self._ledger.fetchrow(
             "select h.id, h.event_id, h.status from gateway.deliveries d"
             " join gateway.deliveries h using (route, handler, order_key)"
@@ -157,7 +171,10 @@ class Stage:
         )
 
     async def make_due(self, delivery_id: int) -> None:
-        """Lets time pass: until its retry, or until the lease of a run that died has run out."""
+        """Make the delivery due now.
+
+        Ends the wait for its retry, or expires the lease of a crashed run.
+        """
         await self._ledger.execute(
             "update gateway.deliveries set leased_until = now() - interval '1 second'"
             " where id = $1 and status = 'running'",
@@ -174,39 +191,41 @@ class Stage:
         await replay(self._ledger, delivery_id, actor="test", reason=None)
 
     async def lease(self, subscription: Subscription, delivery_id: int) -> Lease | None:
-        """None where it is not due, or waits for its turn."""
+        """Return a lease, or None if the delivery is not due or its ordering key blocks it."""
         leases = await lease_hinted(self._ledger, [delivery_id], [subscription.key], LEASE)
         return leases[0] if leases else None
 
     async def lease_next(self) -> Lease | None:
-        """What has been due for longest, of any handler."""
+        """Lease the delivery that has been due for longest, of any handler, or return None."""
         keys = [subscription.key for subscription in self._project.registry.handlers]
         leases = await lease_due(self._ledger, 1, keys, LEASE)
         return leases[0] if leases else None
 
     async def run(self, subscription: Subscription, lease: Lease) -> Ran:
-        """Runs the handler and settles its delivery; or dies on the way, if that was asked for."""
+        """Run the handler and settle its delivery, or crash the run if a crash point is set."""
         before = {(event.route, event.id) for event in await self._jobs()}
-        run = Run(subscription.function, self.crash)
+        run = CrashRun(subscription.function, self.crash)
         self._outgoing.on_call = run.see_call
         self._outgoing.payload = lease.event.payload
         watched = replace(subscription, function=run)
         execution = Execution(lease, watched, self._bench, is_more=lambda: False)
         running = asyncio.create_task(execution.run())
         dying = asyncio.create_task(run.died.wait())
-        await asyncio.wait({running, dying}, return_when=asyncio.FIRST_COMPLETED)
-        dying.cancel()
-        if run.died.is_set():
-            self._kill(run, running)
-        await asyncio.wait({running})
+        with self._connections.refused():
+            await asyncio.wait({running, dying}, return_when=asyncio.FIRST_COMPLETED)
+            dying.cancel()
+            if run.died.is_set():
+                self._kill(run, running)
+            await asyncio.wait({running})
         if not running.cancelled():
             running.result()
         jobs = [event for event in await self._jobs() if (event.route, event.id) not in before]
         row = await self.find(subscription, lease.event)
-        return Ran(row=row, published=tuple(jobs), raised=run.raised)
+        refused = self._connections.take_refused()
+        return Ran(row=row, published=tuple(jobs), raised=run.raised, refused=refused)
 
-    def _kill(self, run: Run, running: asyncio.Task[None]) -> None:
-        """The connection is cut, nothing is settled, and the handler never goes on."""
+    def _kill(self, run: CrashRun, running: asyncio.Task[None]) -> None:
+        """Cut the connection, settle nothing, and never resume the handler."""
         if run.context is not None:
             transaction_of(run.context).abandon()
         if run.task is not None:

@@ -1,4 +1,4 @@
-"""Stripe's API where nothing is sent: what the event tells of an object, or what a sample does."""
+"""Simulated reads from Stripe's API, with objects from the event's payload or from a sample."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -7,7 +7,7 @@ from typing import Any, Final
 import httpx
 import orjson
 
-from gateway.samples import make_sample
+from gateway.providers.samples import make_sample
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 STRIPE: Final = "api.stripe.com"
@@ -27,18 +27,18 @@ STRIPE_KINDS: Final = {
     "setup_intents": "setup_intent",
     "subscriptions": "customer.subscription",
 }
-"""Of the collections of Stripe's API, of what kind the objects are, as event types name it."""
+"""Maps each collection of Stripe's API to the kind of its objects, as named in event types."""
 
 
 class StripeObjects:
-    """Answers for Stripe; the same question gets the same answer every time."""
+    """Responses in place of Stripe's API. The same request gets the same response every time."""
 
     def __init__(self, now: datetime) -> None:
         self._now = now
         self._made: dict[str, Any] = {}
 
     def answer(self, request: httpx.Request) -> Any:
-        """A list is empty, an object is that of a sample."""
+        """Return an empty list for a collection, or a sample's object for an id."""
         name = last_part(request.url)
         if name in STRIPE_KINDS and request.method in READS:
             return {"object": "list", "url": request.url.path, "has_more": False, "data": []}
@@ -55,7 +55,7 @@ class StripeObjects:
 
 
 def told_object(request: httpx.Request, payload: Any) -> dict[str, Any] | None:
-    """The object that is asked for, where the payload of an event has it."""
+    """Return the requested object if the event's payload contains it, or else None."""
     name, address = last_part(request.url), str(request.url.copy_with(query=None))
     for node in _objects(payload):
         if node.get("url") == address or (name and str(node.get("id")) == name):
@@ -64,7 +64,7 @@ def told_object(request: httpx.Request, payload: Any) -> dict[str, Any] | None:
 
 
 def last_part(url: httpx.URL) -> str:
-    """The end of its path: an id, or a collection."""
+    """Return the last segment of the URL's path: an id, or the name of a collection."""
     return url.path.rstrip("/").rpartition("/")[2]
 
 

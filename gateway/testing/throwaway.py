@@ -1,4 +1,4 @@
-"""Fresh databases with the user's schema, for tests and rehearsals, thrown away after them."""
+"""Temporary databases with the user's schema, for tests and rehearsals."""
 
 import asyncio
 import os
@@ -9,14 +9,14 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
 
-from gateway.embedded import Postgres
-from gateway.errors import CommandFailed, EngineFailed
+from gateway.base.errors import CommandFailed, EngineFailed
+from gateway.dev.embedded import Postgres
 from gateway.ledger.connection import Connection, connect, describe
 from gateway.ledger.migrate import SchemaFile, migrate
 
@@ -24,9 +24,15 @@ PREFIX: Final = "gateway_test_"
 VARIABLE: Final = "GATEWAY_TEST_DATABASE_URL"
 FOLDER_PREFIX: Final = "gateway-throwaway-"
 ABANDONED_S: Final = 300.0
-"""A folder that is younger may belong to a process that is just about to lock it."""
+"""Minimum age of an abandoned folder.
+
+A younger one may belong to a process that is about to lock it.
+"""
 FORGOTTEN_S: Final = 6 * 3600.0
-"""A database that is younger may be the template of tests that still run."""
+"""Minimum age of an abandoned database.
+
+A younger one may be the template of tests that still run.
+"""
 _ABANDONED: Final = """
 select datname from pg_database d
 where datdba = (select oid from pg_roles where rolname = current_user)
@@ -36,14 +42,25 @@ where datdba = (select oid from pg_roles where rolname = current_user)
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 (mkdtemp)
 ROOM_BYTES: Final = 1024**3
 COPIES_FILES: Final = 15
-"""The first Postgres that can be told to, and does not write a new database to its log."""
+"""The first Postgres version with `create database ...
+
+strategy`. With `file_copy` it does not write a new database to the WAL.
+"""
+
+
+class Databases(Protocol):
+    """A source of fresh databases."""
+
+    async def clone(self) -> str: ...
+
+    async def drop(self, url: str) -> None: ...
 
 
 class Throwaway:
-    """A Postgres with a template database: the ledger, and the user's tables as the schema says.
+    """A Postgres server with a template database that has the ledger and the user's tables.
 
-    With `server_url` the databases are made on that server; without, an embedded Postgres is
-    started for the purpose, without care for its data, and removed in the end.
+    With `server_url` the databases are created on that server. Without it, an embedded Postgres is
+    started without durability, and removed at the end.
     """
 
     def __init__(
@@ -59,7 +76,7 @@ class Throwaway:
         self._made: set[str] = set()
 
     def start(self) -> None:
-        """Makes the template. Raises CommandFailed for a schema that Postgres refuses."""
+        """Create the template. Raises CommandFailed if Postgres rejects the schema."""
         try:
             if self._server_url is None:
                 self._start_engine()
@@ -71,7 +88,7 @@ class Throwaway:
             raise
 
     def stop(self) -> None:
-        """Leaves nothing behind."""
+        """Remove the databases, the embedded server and its folder."""
         if self._engine is not None:
             self._engine.remove()
         elif self._server_url is not None and self._made:
@@ -82,11 +99,11 @@ class Throwaway:
         self._made.clear()
 
     async def clone(self) -> str:
-        """The URL of a new database, as the template is, in some 20 to 60 ms."""
+        """Create a database from the template, in about 20 to 60 ms, and return its URL."""
         return await self._create(f'template "{self._template}" {self._strategy}')
 
     async def drop(self, url: str) -> None:
-        """Removes a database of ours, with whoever is still connected to it."""
+        """Drop a database that was cloned, and end all connections to it."""
         await self._drop_names([urlsplit(url).path.removeprefix("/")])
 
     def __enter__(self) -> Self:
@@ -111,7 +128,9 @@ class Throwaway:
         for place in {MEMORY, Path(tempfile.gettempdir())}:
             remove_abandoned(place)
         self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=fastest_place()))
-        self._folder.chmod(0o711)  # the engine's account must reach its own directory in it
+        self._folder.chmod(
+            0o711
+        )  # the account of the engine must be able to reach its own directory in it
         engine = Postgres(self._folder / "postgres", durable=False, source=self._engines)
         engine.start()
         self._engine = engine
@@ -143,11 +162,13 @@ class Throwaway:
         return urlunsplit(urlsplit(self._admin_url)._replace(path=f"/{name}"))
 
     async def _drop_abandoned(self) -> None:
-        """Removes what processes left that were killed before they could do so themselves."""
+        """Drop the databases of processes that were killed before they could drop them."""
         admin = await self._connect(self._admin_url, "gateway test")
         try:
             for row in await admin.fetch(_ABANDONED, f"^{PREFIX}(\\d+)_", FORGOTTEN_S):
-                with suppress(asyncpg.PostgresError):  # somebody was faster, or uses it after all
+                with suppress(
+                    asyncpg.PostgresError
+                ):  # another process has dropped it or is using it
                     await admin.execute(f'drop database if exists "{row["datname"]}"')
         finally:
             await admin.close()
@@ -163,8 +184,11 @@ class Throwaway:
 
 
 def fastest_place() -> Path | None:
-    """In memory where there is room: after many deletions ext4 is slow to create files, and a
-    database has 300 of them (measured: 0.03 s instead of 0.5 s). None is the usual place."""
+    """Return the memory file system if it has enough free space, or None for the default directory.
+
+    After many deletions ext4 is slow to create files, and a database has 300 of them (measured:
+    0.03 s in memory instead of 0.5 s).
+    """
     try:
         found = os.statvfs(MEMORY)
     except OSError:
@@ -174,14 +198,14 @@ def fastest_place() -> Path | None:
 
 
 def remove_abandoned(temporary: Path) -> None:
-    """Ends the engines whose process was killed before it could do so itself."""
+    """Stop and remove the engines of processes that were killed before they could do so."""
     for folder in temporary.glob(f"{FOLDER_PREFIX}*"):
         try:
             status = folder.stat()
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < ABANDONED_S:
                 continue
             engine = Postgres(folder / "postgres", durable=False)
-            engine.start()  # takes over what still runs there; refused while its owner lives
+            engine.start()  # takes over a running server; refused while its owner is alive
             engine.remove()
         except (EngineFailed, OSError):
             continue
@@ -189,6 +213,6 @@ def remove_abandoned(temporary: Path) -> None:
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """From code with and without a running event loop."""
+    """Run a coroutine from code with or without a running event loop."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, work).result()

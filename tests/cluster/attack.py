@@ -24,11 +24,15 @@ class Outcome:
     """Acknowledged, and not in the ledger of whoever was promoted."""
 
     @property
+    def forgotten(self) -> list[str]:
+        """What is wrong because the promoted side did not have it."""
+        return [*self.result.flow.problems, *self.result.calls.problems]
+
+    @property
     def problems(self) -> list[str]:
         """What was not replicated is forgotten: that it was called, and whose turn it was."""
         if not self.is_synchronous:
-            forgotten = self.result.flow.problems
-            return [problem for problem in self.result.problems if problem not in forgotten]
+            return [p for p in self.result.problems if p not in self.forgotten]
         missing = f"{self.missing} acknowledged events were not on the promoted side"
         return [*self.result.problems, *([missing] if self.missing else [])]
 

@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from gateway.embedded import Postgres, Redis, process
-from gateway.embedded.engine import Engine
-from gateway.embedded.postgres import PORT, USER
+from gateway.dev.embedded import Postgres, Redis, process
+from gateway.dev.embedded.engine import Engine
+from gateway.dev.embedded.postgres import PORT, USER
 from tests.cluster.network import Host
 
 REDIS_PORT: Final = 6379

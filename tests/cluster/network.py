@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.embedded.process import children
+from gateway.dev.embedded.process import children
 from tests.torture.stage import NotPossible
 
 INSIDE: Final = "GATEWAY_CLUSTER_INSIDE"

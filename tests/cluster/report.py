@@ -25,7 +25,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
         console.print(f"{name + ':':24}{text}")
     for offender in result.offenders:
         console.print(f"  {escape(offender)}", style="red")
-    for problem in result.flow.problems if not outcome.is_synchronous else ():
+    for problem in outcome.forgotten if not outcome.is_synchronous else ():
         console.print(f"forgotten:              {escape(problem)}")
     for problem in outcome.problems:
         console.print(f"FAILED: {escape(problem)}", style="red")
@@ -74,7 +74,7 @@ def render_markdown(outcome: Outcome) -> str:
             "",
             *(f"- {window['fault']}: {window['note']}" for window in notes),
             *(f"- {name}: {text}" for name, text in counts(outcome.result)),
-            *(f"- forgotten: {p}" for p in outcome.result.flow.problems),
+            *(f"- forgotten: {p}" for p in outcome.forgotten),
             "",
         ]
     )

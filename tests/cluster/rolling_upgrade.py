@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 SIZE: Final = 3
 SENDERS: Final = 3
-THROUGH_POOLERS: Final = "gateway/ledger/pooler.py"
+THROUGH_POOLERS: Final = "gateway/ledger/servers.py"
 """Code without this file does not know PgBouncer."""
 ADDITION: Final = """-- A column of which older code knows nothing.
 -- oldest code: {oldest}

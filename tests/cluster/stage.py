@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from gateway.embedded.postgres import PORT
+from gateway.dev.embedded.postgres import PORT
 from gateway.ledger.connection import Connection
 from tests.cluster.engines import REDIS_PORT, Node, PlacedRedis
 from tests.cluster.network import Namespaces, Network, Processes
@@ -17,7 +17,7 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.processes import Project
 from tests.torture.callee import Callee
 from tests.torture.child import Child
-from tests.torture.stage import LEASE_S, PROJECT, READY_S, SWEEP_S, NotPossible
+from tests.torture.stage import LEASE_S, PROJECT, READY_S, SWEEP_S, NotPossible, run_command
 from tests.torture.wire import Address
 
 SIZE: Final = 3
@@ -93,13 +93,15 @@ class Cluster:
         if self.pooler is not None:
             await self.pair.order(self.pooler.start)
         await self.callee.start()
-        project = self._project()
-        migrated = await asyncio.to_thread(project.run, "migrate")
-        if migrated.returncode != 0:
-            raise RuntimeError(f"gateway migrate: {migrated.stdout}{migrated.stderr}")
+        self._project = self._make_project()
+        await self.command("migrate")
         for name in (*self.serves, *self.workers):
-            self._start_child(project, name)
+            self._start_child(self._project, name)
         await self.ready()
+
+    async def command(self, *arguments: str) -> str:
+        """Run a command of the gateway, and return what it printed."""
+        return await run_command(self._project, *arguments)
 
     async def stop(self) -> None:
         """Ends whatever was started."""
@@ -134,7 +136,7 @@ class Cluster:
         found += [child.pid for child in self.children.values() if child.name == name]
         return [pid for pid in found if pid is not None]
 
-    def _project(self) -> Project:
+    def _make_project(self) -> Project:
         project = Project(self.directory / "project", self.database_url, self.redis_url)
         shutil.copytree(PROJECT, project.directory, dirs_exist_ok=True)
         project.environ |= {

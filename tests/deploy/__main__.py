@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.embedded import Postgres, Redis
+from gateway.dev.embedded import Postgres, Redis
 from tests.deploy.dockerfile import BASE_IMAGE, HEALTH_CHECK, USER_ID
 from tests.deploy.files import DEPLOY, PROJECT
 from tests.deploy.flow import given, take_effect

@@ -14,8 +14,8 @@ import yaml
 from typer.core import TyperGroup
 
 from gateway.cli import app
-from gateway.routes import load_config
-from gateway.settings import VARIABLES, Settings, load_settings
+from gateway.config.routes import load_config
+from gateway.config.settings import VARIABLES, Settings, load_settings
 from tests.deploy.dockerfile import ENVIRONMENT
 from tests.deploy.files import DEPLOY, PROJECT, text_of
 from tests.deploy.reach import Reach

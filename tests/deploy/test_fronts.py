@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
+from gateway.processes.serve import KEEP_ALIVE_S
 from gateway.providers import PROVIDERS
-from gateway.server import KEEP_ALIVE_S
 from tests.deploy.files import text_of
 from tests.deploy.fronts import Answer, Front, Start, caddy, listening, nginx
 from tests.support.ports import free_port

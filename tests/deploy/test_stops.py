@@ -6,9 +6,9 @@ from typing import Final
 
 import pytest
 
-from gateway.notation.quantities import parse_duration
-from gateway.settings import Settings
-from gateway.worker import CLOSE_S
+from gateway.base.units import parse_duration
+from gateway.config.settings import Settings
+from gateway.processes.work import CLOSE_S
 from tests.deploy.files import DEPLOY
 
 STOPS: Final = r"^\s*(?:stop_grace_period: |TimeoutStopSec=|terminationGracePeriodSeconds: )(\w+)"

@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 import pytest
 
-from gateway.settings import VARIABLES
+from gateway.config.settings import VARIABLES
 from tests.deploy.machine import ENVIRON, UNITS, Machine, booted, running
 from tests.deploy.reach import Reach
 from tests.deploy.roles import run_roles

@@ -1,4 +1,4 @@
-"""One `serve` process per module, for tests that only ask."""
+"""Projects: one for all tests of a module that only ask, and one of somebody who begins."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,8 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.embedded import Postgres, Redis
+from gateway.dev.embedded import Postgres, Redis
 from tests.support.databases import TEMPLATE, drop, on_database, run_sql
+from tests.support.ports import free_port
 from tests.support.processes import Project, Serving
 
 
@@ -30,3 +31,19 @@ def serving(module_project: Project) -> Iterator[Serving]:
     with module_project.serve() as process:
         asyncio.run(process.ready())
         yield process
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Iterator[Project]:
+    """An empty directory, on a machine where nothing is set."""
+    project = Project(tmp_path, "", "")
+    for file in sorted(tmp_path.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    project.environ = {
+        name: value
+        for name, value in project.environ.items()
+        if not name.startswith(("GATEWAY_", "STRIPE_", "GITHUB_"))
+    } | {"GATEWAY_PORT": str(free_port())}  # 8000 may be somebody else's here
+    yield project
+    Postgres(project.directory / ".gateway" / "postgres").remove()
+    Redis(project.directory / ".gateway" / "redis").remove()

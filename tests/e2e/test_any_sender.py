@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.development import read_up
+from gateway.config.development import read_up
 from tests.support.ports import free_port
 from tests.support.processes import Project, Running
 from tests.support.waiting import PATIENCE_S, until

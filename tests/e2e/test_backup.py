@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event, Reject
-from gateway.embedded import Postgres
+from gateway.dev.embedded import Postgres
 from gateway.ledger.migrate import migrate
 from tests.support.backups import back_up, give
 from tests.support.databases import drop, on_database, run_sql

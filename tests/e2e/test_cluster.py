@@ -47,7 +47,7 @@ def test_what_the_promoted_side_lacks_is_a_failure_only_where_commits_waited_for
 
 
 def test_calls_and_turns_may_be_forgotten_only_where_nobody_waited() -> None:
-    flow = Flow(out_of_order=3, wrong_calls=1)
+    flow = Flow(out_of_order=3, singles_off=1)
     result = replace(audit(record(), evidence()), flow=flow, problems=flow.problems)
     assert replace(outcome(is_synchronous=True), result=result).problems == flow.problems
     assert replace(outcome(is_synchronous=False), result=result).problems == []

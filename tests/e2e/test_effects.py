@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from typing import Any, Final
 
 import httpx
 import orjson
 
+from tests.support.console import logged_in
 from tests.support.ledger import Reader
 from tests.support.processes import Project, stripe_request
-from tests.support.receiver import Receiver, answer, receiving
+from tests.support.receiver import Received, Receiver, answer, receiving
 from tests.support.scraping import Scraped
 from tests.support.waiting import until
 
@@ -40,13 +42,19 @@ async def fulfil_order(event: Event, ctx: Context) -> None:
     await ctx.once("receipt", send_receipt, ctx, event.id, unknown="skip")
 
 
+@handler("checkout.session.*")
+async def complete_session(event: Event, ctx: Context) -> None:
+    session = event.payload["data"]["object"]["id"]
+    await ctx.once("receipt", send_receipt, ctx, session, per=session, unknown="skip")
+
+
 async def send_receipt(ctx: Context, to: str) -> str:
     answer = await ctx.http.post(os.environ["MAIL_URL"], json={"to": to})
     answer.raise_for_status()
     return str(answer.json()["id"])
 '''
 HANDLER: Final = "handlers.shop.fulfil_order"
-N: Final = 20
+N: Final = 100
 
 
 class Shop:
@@ -131,6 +139,107 @@ async def test_a_mail_outage_is_seen_everywhere_and_ends_with_one_command(
     assert [row["reason"] for row in reasons] == ["outage"] * N
 
 
+async def test_calls_that_were_refused_are_dead_letters_and_a_replay_makes_each_once(
+    project: Project, ledger: Reader
+) -> None:
+    """A wrong API key, a path that is not there and a request that is not understood."""
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/shop.py", SHOP)
+    ids = [f"evt_{n}" for n in range(N)]
+    statuses = (401, 404, 422)
+
+    async def refuse(request: Received, writer: asyncio.StreamWriter) -> None:
+        n = int(orjson.loads(request.body)["to"].removeprefix("evt_"))
+        writer.write(answer(statuses[n % len(statuses)], connection="close"))
+
+    async with receiving(refuse) as mail, receiving() as alerts:
+        shop = Shop(project, mail, alerts)
+        with (
+            project.process("worker", **shop.environ),
+            project.serve(**shop.environ) as serving,
+        ):
+            await serving.ready()
+            await serving.post_all([stripe_request(id, "payment_intent.succeeded") for id in ids])
+            await until(lambda: _all(ledger, "dead"))
+            assert shop.sent() == dict.fromkeys(ids, 3)  # each of the attempts has called
+            assert await shop.ask("effects") == []
+            groups = await shop.ask("dead", "--group")
+            assert sum(group["count"] for group in groups) == N
+            assert sorted(group["error"].partition(" from ")[0] for group in groups) == [
+                f"HTTPStatusError: HTTP {status} Status" for status in statuses
+            ]
+
+            mail.replies[:] = [answer(200, {"id": "msg_1"})]
+            mail.requests.clear()
+            replayed = await shop.run("replay", "--dead", "--yes", "--reason", "the key is right")
+            assert f"{N} replayed" in replayed
+            await until(lambda: _all(ledger, "done"))
+            assert shop.sent() == dict.fromkeys(ids, 1)
+
+
+CHARGE: Final = """
+
+@handler("charge.succeeded")
+async def thank(event: Event, ctx: Context) -> None:
+    await ctx.once("charge", send_receipt, ctx, "charge", unknown="skip")
+    if await ctx.once("receipt", send_receipt, ctx, "receipt", unknown="skip") is None:
+        raise RuntimeError("the receipt is missing")
+"""
+
+
+async def test_a_replay_says_before_and_after_what_it_does_about_effects(
+    project: Project, ledger: Reader
+) -> None:
+    """One effect was done, the outcome of the other is unknown, and the delivery died of it."""
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/shop.py", SHOP + CHARGE)
+    is_broken = True
+
+    async def reply(request: Received, writer: asyncio.StreamWriter) -> None:
+        fails = is_broken and orjson.loads(request.body)["to"] == "receipt"
+        writer.write(answer(500 if fails else 200, {"id": "msg_1"}, connection="close"))
+
+    ids = ("evt_a", "evt_b")
+    async with receiving(reply) as mail, receiving() as alerts:
+        shop = Shop(project, mail, alerts)
+        with (
+            project.process("worker", **shop.environ),
+            project.serve(**shop.environ) as serving,
+        ):
+            await serving.ready()
+            await serving.post_all([stripe_request(id, "charge.succeeded") for id in ids])
+            await until(lambda: _all(ledger, "dead", 2))
+
+            kept = await shop.run("replay", "--dead", "--yes")
+            before, _, after = kept.partition("Order 1 is done: ")
+            assert "2 dead letters match." in before
+            assert (
+                "2 effects that were done are not made again; 2 effects of unknown outcome will not"
+                ' be made again if the handler says unknown="skip" (--effects retry makes them'
+                " again)." in before
+            )
+            assert after == (
+                "2 replayed; 2 effects done before: not made again;"
+                " 2 effects of unknown outcome: left to the handler.\n"
+            )
+            await until(lambda: _all(ledger, "dead", 2))
+            assert shop.sent() == {"charge": 2, "receipt": 2}
+
+            is_broken = False
+            retried = await shop.run("replay", "--dead", "--effects", "retry", "--yes")
+            before, _, after = retried.partition("Order 2 is done: ")
+            assert (
+                "2 effects that were done are not made again;"
+                " 2 effects of unknown outcome will be made again." in before
+            )
+            assert after == (
+                "2 replayed; 2 effects done before: not made again;"
+                " 2 effects of unknown outcome: to be made again.\n"
+            )
+            await until(lambda: _all(ledger, "done", 2))
+            assert shop.sent() == {"charge": 2, "receipt": 4}
+
+
 async def test_single_effects_are_resolved_by_the_id_of_their_delivery(
     project: Project, ledger: Reader
 ) -> None:
@@ -169,6 +278,59 @@ async def test_single_effects_are_resolved_by_the_id_of_their_delivery(
             assert refused.returncode == 1
             assert "has no effect of unknown outcome" in refused.stderr
     assert shop.sent() == {"evt_b": 1}
+
+
+async def test_an_effect_that_another_event_has_is_shown_as_kept(
+    project: Project, ledger: Reader
+) -> None:
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/shop.py", SHOP)
+    async with receiving(answer(500)) as mail, receiving() as alerts:
+        shop = Shop(project, mail, alerts)
+        with (
+            project.process("worker", **shop.environ),
+            project.serve(**shop.environ) as serving,
+        ):
+            await serving.ready()
+            for n, kind in enumerate(("completed", "async_payment_succeeded"), 1):
+                type = f"checkout.session.{kind}"
+                event = stripe_request(f"evt_{n}", type, object_id="cs_1")
+                await serving.post_all([event])
+                await until(lambda n=n: _all(ledger, "done", n))
+            assert shop.sent() == {"cs_1": 1}
+            [listed] = await shop.ask("effects")
+            assert (listed["event_id"], listed["name"]) == ("evt_1", "receipt per cs_1")
+            holder = listed["delivery_id"]
+            shown = await shop.run("show", "evt_2")
+            assert (
+                "once receipt per cs_1: kept: outcome unknown (HTTPStatusError 500), "
+                f"called by evt_1; `gateway effects retry {holder}`"
+            ) in " ".join(shown.split())
+
+            mail.replies[:] = [answer(200, {"id": "msg_1"})]
+            await shop.run("effects", "retry", "--all", "--effect", "receipt", "--yes")
+            await until(lambda: _sent_twice(shop, "cs_1"))
+            await until(lambda: _all(ledger, "done", 2))
+            assert await shop.ask("effects") == []
+            assert "kept: done by evt_1" in await shop.run("show", "evt_2")
+            [first] = await shop.ask("show", "evt_1")
+            [second] = await shop.ask("show", "evt_2")
+            [own], [kept] = (e["deliveries"][0]["effects"] for e in (first, second))
+            assert (own["key"], own["status"], own["made_by"]) == ("cs_1", "done", None)
+            assert (kept["key"], kept["status"], kept["made_by"]) == ("cs_1", "done", holder)
+            assert kept["made_by_event"] == "evt_1"
+            page = await asyncio.to_thread(_event_page, serving.url, "evt_2")
+            text = " ".join(re.sub(r"<[^>]*>", "", page).split())
+            assert "once receipt per cs_1: kept: done by evt_1" in text
+
+
+def _event_page(url: str, event_id: str) -> str:
+    with logged_in(url, TOKEN) as console:
+        return console.get(f"/console/event?route=stripe&id={event_id}").text
+
+
+async def _sent_twice(shop: Shop, to: str) -> bool:
+    return shop.sent() == {to: 2}
 
 
 async def _all(ledger: Reader, status: str, n: int = N) -> bool:

@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway.failpoints import STEPS
+from gateway.base.failpoints import STEPS
 from tests.support.forked import Death
 from tests.support.ledger import Reader
 from tests.support.partitions import let_pass

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+import orjson
 import pytest
 
 from tests.e2e.test_failpoints import (
@@ -55,6 +56,16 @@ async def called(event: Event, ctx: Context) -> None:
     result = await ctx.once("call", call, line, unknown=event.type.removeprefix("call."))
     assert result in {line, None}
     await ctx.db.execute(EFFECT, event.id, "called")
+
+
+@handler("thing.*")
+async def thing(event: Event, ctx: Context) -> None:
+    id = event.payload["data"]["object"]["id"]
+    line = f"{id} {ctx.idempotency_key('call', per=id)}"
+    unknown = event.type.removeprefix("thing.")
+    result = await ctx.once("call", call, line, unknown=unknown, per=id)
+    assert result in {line, None}
+    await ctx.db.execute(EFFECT, event.id, "thing")
 
 
 @handler("own.turn", order_by="data.object.id")
@@ -144,6 +155,31 @@ async def test_a_worker_dies_around_a_call(
     calls = _calls(project.directory)
     assert len(calls) <= 1, "one key for all of them"
     assert calls.total() == CALLS[step, unknown]
+
+
+@pytest.mark.parametrize("unknown", ["skip", "retry"])
+@pytest.mark.parametrize("step", CALLING)
+async def test_a_worker_dies_around_a_call_that_two_events_want(
+    step: str, unknown: str, project: Project, database_url: str, ledger: Reader
+) -> None:
+    """As if one delivery had died: no call is repeated under another key, none is lost unseen."""
+    thing = orjson.dumps({"data": {"object": {"id": "cs_1"}}})
+    claims = [
+        make_claim(id, type=f"thing.{unknown}", body=thing, handlers=["handlers.kit.thing"])
+        for id in ("evt_1", "evt_2")
+    ]
+    await claim_all(database_url, claims)
+    with project.doomed(Death(step), "worker") as doomed:
+        await killed(doomed)
+    with project.process("worker"):
+        await assert_each_took_effect_once(ledger, {"evt_1", "evt_2"})
+    calls = _calls(project.directory)
+    assert len(calls) <= 1, "one key for all of them"
+    assert calls.total() == CALLS[step, unknown]
+    listed = await ledger.value("select count(*) from gateway.effects where status = 'unknown'")
+    assert listed == (unknown == "skip" and step != "effect.kept")
+    attempts = await ledger.rows("select attempts from gateway.deliveries")
+    assert [row["attempts"] for row in attempts] == [1, 1]
 
 
 def _calls(directory: Path) -> Counter[str]:

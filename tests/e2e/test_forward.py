@@ -16,13 +16,12 @@ from uuid import uuid4
 import pytest
 from standardwebhooks import Webhook
 
-from gateway.errors import PushFailed, Reject
-from gateway.model import Event
-from gateway.outbound.client import Answer, Client
-from gateway.outbound.destination import Destination
+from gateway.base.errors import PushFailed, Reject
+from gateway.base.model import Event
+from gateway.http.outbound import Destination, OutboundClient, OutboundResponse
 from gateway.providers.standard_webhooks import parse_key
-from gateway.run.answer import judge
-from gateway.run.forward import make_headers
+from gateway.worker.answer import judge
+from gateway.worker.forward import make_headers
 from tests.support.forked import Death
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.needs import program
@@ -178,9 +177,9 @@ async def test_the_receivers_of_the_guide_take_what_is_genuine_and_nothing_else(
     to = Destination(url=f"http://127.0.0.1:{port}/", keys=(b"o" * 24, parse_key(KEY)))
     command = [interpreter, f"receiver.{language}"]
     with project.started(command, PORT=str(port)) as running:
-        async with Client(most_connections=1) as client:
+        async with OutboundClient(most_connections=1) as client:
 
-            async def push(body: bytes, **changes: str) -> Answer:
+            async def push(body: bytes, **changes: str) -> OutboundResponse:
                 event = an_event(body)
                 now = datetime.now(UTC)
                 headers = make_headers(to, event, id="gw_1", attempt=1, now=now)

@@ -60,7 +60,7 @@ def test_its_configuration_is_in_order(shop: Path) -> None:
 def test_its_tests_pass(shop: Path) -> None:
     tested = run(shop, "pytest", "-q")
     assert tested.returncode == 0, tested.stdout + tested.stderr
-    assert "5 passed" in tested.stdout
+    assert "6 passed" in tested.stdout
 
 
 def test_its_handlers_stand_a_rehearsal(shop: Path) -> None:

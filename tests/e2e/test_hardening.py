@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.embedded import Postgres, Redis
+from gateway.dev.embedded import Postgres, Redis
 from tests.support.ports import free_port
 from tests.support.processes import Project
 from tests.support.waiting import PATIENCE_S

@@ -15,8 +15,8 @@ import asyncpg
 import httpx
 import pytest
 
+from gateway.http.protocol import HEAD_BYTES
 from gateway.providers import PROVIDERS
-from gateway.receive.protocol import HEAD_BYTES
 from tests.support.ledger import Reader
 from tests.support.processes import (
     GITHUB_SECRET,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import gateway
-from gateway.embedded import Postgres
-from gateway.samples import Recorded, dump_recorded
+from gateway.dev.embedded import Postgres
+from gateway.providers.samples import Recorded, dump_recorded
 from tests.support.forked import Forked
 from tests.support.waiting import PATIENCE_S
 
@@ -116,7 +116,7 @@ def test_its_tests_pass_at_once(shop: Path, postgres: Postgres) -> None:
 def test_its_handlers_may_run_twice(shop: Path, postgres: Postgres) -> None:
     result = run(shop, ["rehearse"], GATEWAY_TEST_DATABASE_URL=postgres.url)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "6 handlers: 6 safe" in result.stdout
+    assert "6 handlers: 6 safe to run again; " in result.stdout
 
 
 def test_its_code_pleases_the_formatter_the_linter_and_the_type_checker(shop: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_schema_line_of_the_routes_leads_to_the_schema(tmp_path: Path) -> No
         (["stripe", "Invoice paid"], "type: found 'Invoice paid'; expected words joined by dots"),
         (["stripe", "invoice.payed"], "did you mean invoice.paid?"),
         (["stripe", "issues.opened", "--force"], "found issues.opened, of GitHub"),
-        (["stripe", "invoice.paid"], "handlers/billing.py:27: on_invoice_paid is there already"),
+        (["stripe", "invoice.paid"], "handlers/billing.py:29: on_invoice_paid is there already"),
         (["github", "fork", "--name", "note_failure"], "tests/test_note_failure.py is there"),
         (["stripe", "price.updated", "--module", "json"], "json is a module of another package"),
         (["stripe", "price.updated", "--module", "handlers.class"], "--module: found"),

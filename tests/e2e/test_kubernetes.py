@@ -16,8 +16,8 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.samples import make_sample
-from gateway.spool.spool import SPOOL_DIRECTORY
+from gateway.providers.samples import make_sample
+from gateway.receive.spool.spool import SPOOL_DIRECTORY
 from tests.support.kubernetes import PROJECT, Cluster, Object
 from tests.support.needs import lacks
 from tests.support.ports import free_port

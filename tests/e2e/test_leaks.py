@@ -18,14 +18,14 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from gateway.embedded import Postgres, Redis
-from gateway.errors import ConfigInvalid
-from gateway.operate.doctor.configuration import check_configuration, read_installation
-from gateway.operate.doctor.credentials import check_credentials
-from gateway.project import load_project
+from gateway.base.errors import ConfigInvalid
+from gateway.config.project import load_project
+from gateway.config.routes import load_config
+from gateway.config.settings import load_settings
+from gateway.dev.embedded import Postgres, Redis
+from gateway.operations.doctor.configuration import check_configuration, read_installation
+from gateway.operations.doctor.credentials import check_credentials
 from gateway.providers import PROVIDERS
-from gateway.routes import load_config
-from gateway.settings import load_settings
 from tests.support.forked import Death
 from tests.support.in_process import in_project
 from tests.support.leaks import (

@@ -1,10 +1,12 @@
 """A delivery that kills its worker does not take its neighbours with it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+from gateway.dev.embedded.process import command_line
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project
 from tests.support.waiting import until
@@ -59,6 +61,20 @@ async def run(event: Event, ctx: Context) -> None:
     while not Path("let_go").exists():
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.02)
+    await ctx.db.execute("insert into effects (event_id, handler) values ($1, 'run')", event.id)
+"""
+
+BLOCKING: Final = """
+import time
+
+from gateway import Context, Event, handler
+
+
+@handler("none")
+async def run(event: Event, ctx: Context) -> None:
+    if event.id == "evt_poison":
+        while True:
+            time.sleep(3600)  # as a call without a timeout does
     await ctx.db.execute("insert into effects (event_id, handler) values ($1, 'run')", event.id)
 """
 
@@ -188,6 +204,37 @@ async def test_a_suspect_runs_in_a_process_of_its_own(project: Project, ledger: 
         await worker.says("isolated_worker_ended")  # by itself: there is nothing more for it
     delivery = await ledger.delivery()
     assert (delivery["status"], delivery["workers_lost"]) == ("done", 0)
+
+
+async def test_a_suspect_that_blocks_its_process_dies_alone(
+    project: Project, ledger: Reader
+) -> None:
+    """The others that were in the blocked worker wait behind it for the same process."""
+    project.write("handlers/effects.py", BLOCKING)
+    await claim(project, "evt_poison")
+    await claim(project, "evt_1")
+    await ledger.run("update gateway.deliveries set workers_lost = 2")
+    await ledger.run("update gateway.deliveries set losses = 9 where event_id = 'evt_poison'")
+    with project.process("worker"):
+        await until(lambda: ledger.effects())
+        await until(lambda: is_any(ledger, "dead"))
+    assert await ledger.statuses() == {"done": 1, "dead": 1}
+    error = await ledger.value("select error from gateway.deliveries where status = 'dead'")
+    assert error.startswith("WORKER_LOST: ")
+    assert "alone" in error
+
+
+async def test_a_process_that_a_suspect_blocks_ends_also_if_its_worker_is_gone(
+    project: Project, ledger: Reader
+) -> None:
+    project.write("handlers/effects.py", BLOCKING)
+    await claim(project, "evt_poison")
+    await ledger.run("update gateway.deliveries set workers_lost = 2")
+    with project.process("worker") as worker:
+        await until(lambda: is_any(ledger, "running"))
+        worker.kill()
+        [pid] = re.findall(r'"child_pid": ?(\d+)', worker.output)
+    await until(lambda: not command_line(int(pid)))
 
 
 async def test_a_suspect_is_handed_back_when_the_worker_is_stopped(

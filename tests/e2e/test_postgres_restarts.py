@@ -9,7 +9,7 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.embedded import Postgres
+from gateway.dev.embedded import Postgres
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Serving, stripe_request
 from tests.support.waiting import PATIENCE_S, until

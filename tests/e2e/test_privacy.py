@@ -12,8 +12,8 @@ import httpx
 import pytest
 from redis.asyncio import Redis as RedisClient
 
-from gateway.embedded import Postgres
-from gateway.secrets import Secret
+from gateway.base.secrets import Secret
+from gateway.dev.embedded import Postgres
 from tests.support.forked import Death
 from tests.support.keys import find_in_ledger, make_key, make_vault
 from tests.support.ledger import Reader, claim_all, make_claim

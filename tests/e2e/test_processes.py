@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.embedded import Redis
+from gateway.dev.embedded import Redis
+from tests.support.forked import Forked
 from tests.support.ledger import Reader
 from tests.support.ports import free_port
 from tests.support.processes import (
@@ -29,6 +30,17 @@ def statuses(answers: list[httpx.Response]) -> Counter[str]:
 
 async def done(ledger: Reader, n: int) -> bool:
     return await ledger.statuses() == {"done": n}
+
+
+def test_a_signal_to_a_process_that_has_just_ended_is_no_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for subprocess.Popen: its end is known to the kernel before it is known to the test."""
+    with project.process("version") as running:
+        running.process.wait(PATIENCE_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(Forked, "poll", lambda _: None)
+            running.process.send_signal(signal.SIGCONT)
 
 
 async def test_a_hundred_posts_of_one_event_have_one_effect(

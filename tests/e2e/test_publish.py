@@ -105,7 +105,7 @@ async def test_what_cannot_be_made_durable_is_503_and_never_spooled(
         await ledger.run("rollback")
         again = await publish(serving, {"payload": 1, "idempotencyKey": "a"})
         assert (again.status_code, again.json()["id"]) in {(201, "a"), (200, "a")}
-    assert not list(project.directory.glob(".gateway/spool/*"))
+    assert not list(project.directory.glob(".gateway/receive/spool/*"))
 
 
 async def test_a_handler_that_holds_a_key_holds_up_no_webhook(

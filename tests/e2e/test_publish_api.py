@@ -13,8 +13,8 @@ import httpx
 import orjson
 import pytest
 
+from gateway.api.jobs import PATH
 from gateway.api.openapi import describe_api
-from gateway.api.queues import PATH
 from tests.support.fuzzing import fuzz
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Serving

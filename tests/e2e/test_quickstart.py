@@ -4,14 +4,11 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from gateway.embedded import Postgres, Redis
-from tests.support.ports import free_port
 from tests.support.processes import Project, Running
 from tests.support.waiting import until
 
@@ -24,22 +21,6 @@ def _blocks() -> list[str]:
     return re.findall(
         r"^```sh\n(.*?)^```$", PAGE.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
     )
-
-
-@pytest.fixture
-def newcomer(tmp_path: Path) -> Iterator[Project]:
-    """An empty directory, on a machine where nothing is set."""
-    project = Project(tmp_path, "", "")
-    for file in sorted(tmp_path.rglob("*"), reverse=True):
-        file.rmdir() if file.is_dir() else file.unlink()
-    project.environ = {
-        name: value
-        for name, value in project.environ.items()
-        if not name.startswith(("GATEWAY_", "STRIPE_", "GITHUB_"))
-    } | {"GATEWAY_PORT": str(free_port())}  # 8000 may be somebody else's here
-    yield project
-    Postgres(project.directory / ".gateway" / "postgres").remove()
-    Redis(project.directory / ".gateway" / "redis").remove()
 
 
 def _type(project: Project, block: str) -> list[str]:

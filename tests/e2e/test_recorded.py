@@ -10,7 +10,7 @@ from urllib.parse import quote_plus
 import pytest
 
 from gateway.ledger.claims import Claim
-from gateway.samples import Sample, load_recorded, make_sample
+from gateway.providers.samples import Sample, load_recorded, make_sample
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.embedded import Postgres
-from gateway.samples import make_sample
+from gateway.dev.embedded import Postgres
+from gateway.providers.samples import make_sample
 from tests.support.processes import Project
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -64,9 +64,15 @@ def test_a_finding_is_told_in_words_and_is_exit_1(project: Project) -> None:
     result = project.run("rehearse")
     assert result.returncode == 1, result.stderr
     lines = [line.split("  ")[0:2] for line in result.stdout.splitlines() if line[0] != " "]
+    safe = lines[0].pop()
+    assert safe.startswith(
+        "safe to run again: twice in a row, killed half-way (2), timed out before the commit, "
+        "twice at the same time, two events at the same time"
+    )
+    assert "  not tried: " in result.stdout
     assert lines[:3] == [
-        ["handlers.effects.keep", "safe"],
-        ["handlers.effects.count", "UNSAFE"],
+        ["handlers.effects.keep"],
+        ["handlers.effects.count", "NOT SAFE TO RUN AGAIN"],
         ["handlers.effects.file", "not rehearsed"],
     ]
     assert "run twice in a row (on payment_intent.succeeded): effects ends differently" in (
@@ -76,7 +82,8 @@ def test_a_finding_is_told_in_words_and_is_exit_1(project: Project) -> None:
     place = "handlers/effects.py:15: await ctx.db.execute("
     assert place in result.stdout
     assert "use ctx.upsert" in result.stdout
-    assert "3 handlers: 1 safe, 1 unsafe, 1 not rehearsed; " in result.stdout
+    counts = "1 safe to run again, 1 not safe to run again, 1 not rehearsed"
+    assert f"3 handlers: {counts}; " in result.stdout
     assert set(result.stderr.splitlines()) == {"keeping"}
 
 
@@ -88,7 +95,9 @@ def test_a_safe_handler_is_exit_0_and_json_is_one_array(
     assert result.returncode == 0, result.stderr
     [report] = json.loads(result.stdout)
     assert report["handler"] == "handlers.effects.keep"
-    assert report["verdict"] == "safe"
+    assert report["verdict"] == "safe_to_run_again"
+    assert report["tried"]["twice_in_a_row"] == 1
+    assert "a_later_event_first" in report["not_tried"]
     assert report["events"] == ["customer.created"]
     assert report["schedules"] >= 5
     assert report["findings"] == []
@@ -107,8 +116,70 @@ def test_a_named_handler_without_a_sample_is_exit_1_and_with_what_it_needs_exit_
     given = ["--event", "event.json", "--seed", "rows.sql"]
     result = project.run("rehearse", *given, GATEWAY_TEST_DATABASE_URL=url)
     assert result.returncode == 0, (result.stdout, result.stderr)
-    assert "handlers.effects.file  safe" in result.stdout
+    assert "handlers.effects.file  safe to run again: twice in a row" in result.stdout
     assert "file.created (event.json)" in result.stdout
+
+
+TWO_ROUTES = """
+schema: [handlers/schema.sql]
+routes:
+  stripe:
+    provider: stripe
+    secrets: [env:NO_SUCH_SECRET]
+    handlers: [handlers.effects]
+  github:
+    provider: github
+    secrets: [env:NO_SUCH_SECRET]
+    handlers: [handlers.effects]
+"""
+ANY = """
+from gateway import Context, Event, handler
+
+
+@handler("*")
+async def keep(event: Event, ctx: Context) -> None:
+    await ctx.upsert("names", key={"name": event.type}, values={})
+"""
+
+
+@pytest.mark.parametrize(
+    ("sender", "type", "options", "shown"),
+    [
+        ("stripe", "invoice.paid", [], "invoice.paid (event.json)"),
+        ("github", "issues.opened", ["--type", "issues.opened"], "issues.opened (event.json)"),
+        ("github", "issues.opened", ["--type", "issues"], "issues.opened (event.json)"),
+        ("github", "push", ["--type", "push", "--provider", "github"], "push (event.json)"),
+    ],
+)
+def test_an_event_as_its_sender_shows_it_is_taken_on_the_route_of_the_sender(
+    project: Project, postgres: Postgres, sender: str, type: str, options: list[str], shown: str
+) -> None:
+    project.write("config/routes.yaml", TWO_ROUTES)
+    project.write("handlers/effects.py", ANY)
+    sample = make_sample(sender, type, now=datetime(2026, 1, 1, tzinfo=UTC))
+    (project.directory / "event.json").write_bytes(sample.body)
+    given = ["keep", "--event", "event.json", "--json", *options]
+    result = project.run("rehearse", *given, GATEWAY_TEST_DATABASE_URL=postgres.url)
+    assert result.returncode == 0, (result.stdout, result.stderr)
+    [report] = json.loads(result.stdout)
+    assert (report["route"], report["events"]) == (sender, [shown])
+
+
+def test_a_body_that_does_not_say_its_type_is_refused_with_what_to_add(project: Project) -> None:
+    project.write("config/routes.yaml", TWO_ROUTES)
+    sample = make_sample("github", "push", now=datetime(2026, 1, 1, tzinfo=UTC))
+    (project.directory / "event.json").write_bytes(sample.body)
+    result = project.run("rehearse", "--event", "event.json")
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: event.json: a body of github does not say its type")
+    assert "add --type, such as --type issues.opened" in line
+
+
+def test_a_type_without_a_file_is_refused(project: Project) -> None:
+    result = project.run("rehearse", "--type", "push")
+    assert result.returncode == 2
+    assert "add --event FILE" in result.stderr
 
 
 FORGETFUL = '''
@@ -153,9 +224,9 @@ def test_what_did_nothing_is_idle_and_exit_0_and_the_world_can_be_described(
         "rehearse", "wait_and_see", "read", *told, GATEWAY_TEST_DATABASE_URL=postgres.url
     )
     assert result.returncode == 0, (result.stdout, result.stderr)
-    assert "handlers.effects.wait_and_see  idle" in result.stdout
-    assert "handlers.effects.read  safe" in result.stdout
-    assert "2 handlers: 1 idle, 1 safe; " in result.stdout
+    assert "handlers.effects.wait_and_see  did nothing: nothing could be tried" in result.stdout
+    assert "handlers.effects.read  safe to run again: " in result.stdout
+    assert "2 handlers: 1 did nothing, 1 safe to run again; " in result.stdout
 
 
 def test_a_task_that_is_left_behind_is_told_with_its_line_and_without_a_traceback(

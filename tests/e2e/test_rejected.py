@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.development import SECRETS_FILE
+from gateway.config.development import SECRETS_FILE
 from gateway.providers import PROVIDERS
 from tests.support.ledger import Reader
 from tests.support.processes import (

@@ -12,7 +12,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from gateway.providers.github_types import UNIQUE
+from gateway.providers.github import UNIQUE
 from tests.support.ledger import Reader
 from tests.support.octokit import Example, examples
 from tests.support.processes import Project, Serving, github_request, locked

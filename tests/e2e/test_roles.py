@@ -10,10 +10,10 @@ import asyncpg
 import orjson
 import pytest
 
-from gateway.embedded import Postgres
-from gateway.errors import StorageUnavailable
+from gateway.base.errors import StorageUnavailable
+from gateway.dev.embedded import Postgres
 from gateway.ledger.claims import Claim, Claimed
-from gateway.spool.spool import SPOOL_DIRECTORY, Spool
+from gateway.receive.spool.spool import SPOOL_DIRECTORY, Spool
 from tests.support.databases import drop, on_database, run_sql
 from tests.support.ledger import Reader, make_claim
 from tests.support.processes import SCHEMA, Project, github_request, stripe_request

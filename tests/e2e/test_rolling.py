@@ -11,8 +11,8 @@ import httpx
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from gateway.receive.listening import Server, listen
-from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
+from gateway.http.listening import Server, listen
+from gateway.http.protocol import BoundedHttpProtocol, State, take_reply
 from tests.support.ledger import Reader
 from tests.support.ports import free_port
 from tests.support.processes import Project, Serving, stripe_request

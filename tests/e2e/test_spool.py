@@ -13,7 +13,7 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.embedded import Postgres
+from gateway.dev.embedded import Postgres
 from tests.support.ledger import Reader
 from tests.support.ports import free_port
 from tests.support.processes import (

@@ -4,14 +4,17 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.torture.audit import BOUND_S, Result, Run, Sent, judge, render_markdown
-from tests.torture.callee import Call
+from tests.torture.callee import Call, Reply
+from tests.torture.calls import Caller, Listed, Resolution, audit_calls
 from tests.torture.evidence import Delivery, Evidence
 from tests.torture.faults import FAULTS
 from tests.torture.plan import CONCURRENCY, HANDLERS, SHAPES, draw_event, draw_steps
@@ -19,12 +22,11 @@ from tests.torture.record import CALM, Acknowledged, Record, Window
 
 ROOT = Path(__file__).parents[2]
 FAULTS_OF_THE_SHORT_FORM = (
-    "kill-serve",
+    "rename",
     "kill-worker",
     "stop-worker",
     "postgres-kill",
     "kill-spooling",
-    "connections-terminated",
     "cut-after-commit",
 )
 LEAST_ACKNOWLEDGED = 2_000
@@ -32,7 +34,7 @@ EVENTS_PER_SECOND = 50
 
 
 @pytest.mark.timeout(300)
-def test_seven_faults_under_load_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
+def test_six_faults_under_load_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
     document = tmp_path / "result.json"
     command = [sys.executable, "-m", "tests.torture", "--seed", "42", "--json", str(document)]
     command += ["--events", str(LEAST_ACKNOWLEDGED), "--rate", str(EVENTS_PER_SECOND)]
@@ -45,7 +47,11 @@ def test_seven_faults_under_load_lose_nothing_and_apply_nothing_twice(tmp_path: 
     assert {line.fault for line in result.lines} == {CALM, *FAULTS_OF_THE_SHORT_FORM}
     assert result.totals.acknowledged >= LEAST_ACKNOWLEDGED
     assert (result.totals.lost, result.totals.twice, result.problems) == (0, 0, [])
-    assert min(result.flow.ordered, result.flow.calls, result.flow.most_at_once) > 0
+    assert min(result.flow.ordered, result.flow.singles, result.flow.most_at_once) > 0
+    assert 0 < result.totals.renamed < result.totals.effects
+    found = result.calls
+    assert min(found.called_again, found.repeated, found.listed_done) > 0
+    assert min(found.confirmed, found.retried, found.shared) > 0
 
 
 def test_the_same_seed_gives_the_same_schedule_and_the_same_events() -> None:
@@ -184,24 +190,238 @@ def test_the_audit_tells_effects_of_one_key_that_are_out_of_order() -> None:
     ]
 
 
+def test_the_audit_tells_keys_with_more_or_less_than_one_effect() -> None:
+    found = record()
+    for number, event_id in enumerate("de"):
+        found.acknowledge(
+            Acknowledged(event_id=event_id, at=21 + number, fails={}, owed=(), once=f"key {number}")
+        )
+    claimed = dict.fromkeys("abcde", "stripe")
+    good = replace(evidence(), claimed=claimed, singles={"key 0": 1, "key 1": 1, "other": 1})
+    assert audit(found, good).flow.singles_off == 0
+    bad = replace(good, singles={"key 0": 2, "other": 1})
+    assert "2 keys with more or less than one effect" in audit(found, bad).problems
+
+
+OK, REFUSED, FAILED, LATE = (Reply.parse(text) for text in ("200 done", "401", "500", "hang done"))
+
+
+def calls(*replies: Reply, unknown: str = "skip", key: str = "k") -> list[Call]:
+    return [Call("a", unknown, key, reply) for reply in replies]
+
+
+def caller(gone_on: str | None = None, **given: Any) -> Caller:
+    options: dict[str, Any] = {"status": "done", "runs": 3, "is_interrupted": False, **given}
+    return Caller(event_id="a", gone_on=gone_on, **options)
+
+
+def listed(error: str | None = "HTTPStatusError 500") -> list[Listed]:
+    return [Listed(event_id="a", route="stripe", error=error)]
+
+
+def problems_of(
+    made: list[Call],
+    caller: Caller,
+    listed: Sequence[Listed] = (),
+    *,
+    ordered: Sequence[Call] = (),
+    hidden: Sequence[str] = (),
+    resolution: Resolution = Resolution(retries={"a": 1}, completions={"a": 2}),  # noqa: B008
+) -> list[str]:
+    """What the audit says of one event, by kind of problem."""
+    if listed and not ordered and not resolution.confirmed:
+        ordered = [Call("a", "skip", "k", OK)]
+    if not listed:
+        resolution = Resolution()
+    found = Record(windows=record().windows, calls=made, ordered_calls=list(ordered))
+    problems = audit_calls(found, [caller], listed, hidden, resolution).problems
+    return [problem.removeprefix("effects ").partition(": ")[0] for problem in problems]
+
+
 @pytest.mark.parametrize(
-    ("calls", "runs", "wrong"),
+    ("made", "gone_on", "listing"),
     [
-        ([Call("a", "skip", "k")], 1, 0),
-        ([Call("a", "skip", "k")] * 2, 2, 1),
-        ([], 2, 0),
-        ([], 1, 1),
-        ([Call("a", "retry", "k")] * 2, 2, 0),
-        ([Call("a", "retry", "k")] * 2, 1, 1),
-        ([Call("a", "retry", "k"), Call("a", "retry", "another")], 2, 1),
+        (calls(OK), None, []),
+        (calls(REFUSED, REFUSED, OK), None, []),
+        (calls(FAILED, OK, unknown="retry"), None, []),
+        (calls(FAILED), "skipped", listed()),
+        (calls(LATE), "skipped", listed("ReadTimeout")),
+        (calls(REFUSED, FAILED), "HTTPStatusError 500", listed()),
+        (calls(REFUSED), "HTTPStatusError 401", []),
+        (calls(), "ConnectTimeout", []),
+        (
+            calls(FAILED, REFUSED, unknown="retry"),
+            "HTTPStatusError 401",
+            listed("HTTPStatusError 401"),
+        ),
     ],
 )
-def test_the_audit_tells_calls_that_must_not_be(calls: list[Call], runs: int, wrong: int) -> None:
-    found = record()
-    found.calls = calls
-    result = audit(found, replace(evidence(), runs={"a": runs}))
-    assert result.flow.wrong_calls == wrong
-    assert bool(result.problems) == bool(wrong)
+def test_the_audit_passes_outside_calls_that_are_done_refused_or_listed(
+    made: list[Call], gone_on: str | None, listing: list[Listed]
+) -> None:
+    assert problems_of(made, caller(gone_on), listing) == []
+
+
+def test_a_run_that_was_broken_off_explains_an_effect_that_the_callee_never_saw() -> None:
+    interrupted = caller("skipped", is_interrupted=True)
+    assert problems_of([], interrupted, listed(None)) == []
+    assert problems_of([], caller("skipped"), listed(None)) == [
+        "listed for no reason that the callee knows of"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "found", "listing", "problem"),
+    [
+        (calls(FAILED), caller(), [], "lost"),
+        (calls(REFUSED), caller(), [], "lost"),
+        ([], caller(), [], "lost"),
+        (calls(FAILED), caller("skipped"), [], "lost"),
+        (calls(FAILED), caller("HTTPStatusError 500"), [], "lost"),
+        (
+            calls(FAILED, REFUSED, unknown="retry"),
+            caller("HTTPStatusError 401"),
+            [],
+            "lost",
+        ),
+        (calls(FAILED, OK), caller(), [], 'called again with unknown="skip"'),
+        (calls(OK, OK), caller(), [], 'called again with unknown="skip"'),
+        (
+            [*calls(FAILED, unknown="retry"), *calls(OK, unknown="retry", key="other")],
+            caller(),
+            [],
+            "called under a second key",
+        ),
+        (
+            calls(FAILED, OK, unknown="retry"),
+            caller(runs=1),
+            [],
+            "called more often than it was run",
+        ),
+        (calls(OK), caller(), listed(), "listed although its handler has the outcome"),
+        (
+            calls(REFUSED),
+            caller("HTTPStatusError 401"),
+            listed("HTTPStatusError 401"),
+            "listed although every call was refused",
+        ),
+        (
+            calls(FAILED),
+            caller("skipped"),
+            listed("HTTPStatusError 503"),
+            "listed for no reason that the callee knows of",
+        ),
+        (
+            calls(REFUSED),
+            caller("skipped"),
+            listed("HTTPStatusError 401"),
+            "listed for an answer that means that nothing was done",
+        ),
+        (
+            calls(FAILED),
+            caller("skipped", status="pending"),
+            listed(),
+            "listed, but not completed",
+        ),
+    ],
+)
+def test_the_audit_tells_outside_calls_that_are_lost_repeated_or_listed_wrongly(
+    made: list[Call], found: Caller, listing: list[Listed], problem: str
+) -> None:
+    assert problem in problems_of(made, found, listing)
+
+
+def test_an_effect_that_a_stopped_worker_finished_after_all_need_not_be_listed() -> None:
+    assert problems_of(calls(OK), caller("skipped", is_interrupted=True)) == []
+    assert problems_of(calls(LATE), caller("skipped")) == ["lost"]
+
+
+def test_events_about_the_same_have_one_call_and_are_listed_once() -> None:
+    """As those of one `per` have."""
+    callers = [replace(caller(), event_id=event_id, subject="a") for event_id in "xy"]
+    gone_on = [replace(one, gone_on="skipped") for one in callers]
+    effect = Listed(event_id="y", route="stripe", error="HTTPStatusError 500")
+    confirmed = Resolution(confirmed=frozenset("y"))
+
+    def problems(made: list[Call], of: list[Caller], *listed: Listed) -> int:
+        found = Record(windows=record().windows, calls=made)
+        return len(audit_calls(found, of, listed, (), confirmed).problems)
+
+    assert problems(calls(OK), callers) == 0
+    assert problems(calls(REFUSED, OK), callers) == 0
+    assert problems(calls(OK, OK), callers) == 1
+    assert problems([], callers) == 1
+    assert problems(calls(FAILED), gone_on, effect) == 0
+    assert problems(calls(FAILED), gone_on) == 1
+    assert problems(calls(FAILED), gone_on, effect, replace(effect, event_id="x")) == 1
+
+
+def test_the_audit_tells_an_effect_that_is_hidden() -> None:
+    assert problems_of(calls(OK), caller(), hidden=["a"]) == [
+        "completed with an effect that is neither done nor listed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ordered", "resolution", "problem"),
+    [
+        ([], Resolution(confirmed=frozenset("a")), None),
+        (
+            calls(OK),
+            Resolution(confirmed=frozenset("a")),
+            "called although it was confirmed",
+        ),
+        (calls(OK), Resolution(retries={"a": 1}, completions={"a": 2}), None),
+        (calls(OK, OK), Resolution(retries={"a": 2}, completions={"a": 3}), None),
+        (calls(OK), Resolution(), "listed, and neither confirmed nor retried"),
+        (
+            calls(OK, OK),
+            Resolution(retries={"a": 1}, completions={"a": 2}),
+            "called more often than a retry was ordered",
+        ),
+        (
+            calls(OK, key="other"),
+            Resolution(retries={"a": 1}, completions={"a": 2}),
+            "retried under a second key",
+        ),
+        (
+            calls(OK),
+            Resolution(retries={"a": 1}, completions={"a": 3}),
+            "completed more or less often than it was ordered",
+        ),
+        (
+            calls(OK),
+            Resolution(retries={"a": 1}, completions={"a": 2}, listed_after=["a"]),
+            "still listed after it was resolved",
+        ),
+        (
+            calls(OK),
+            Resolution(retries={"a": 1}, completions={"a": 2}, problem="exit 1"),
+            "not resolved",
+        ),
+    ],
+)
+def test_the_audit_tells_effects_that_a_person_resolved_and_that_did_not_end_done_once(
+    ordered: list[Call], resolution: Resolution, problem: str | None
+) -> None:
+    found = problems_of(
+        calls(FAILED), caller("skipped"), listed(), ordered=ordered, resolution=resolution
+    )
+    assert found == ([] if problem is None else [problem])
+
+
+def test_the_audit_tells_a_retry_after_which_nobody_was_called() -> None:
+    found = Record(windows=record().windows, calls=calls(FAILED))
+    resolution = Resolution(retries={"a": 1}, completions={"a": 2})
+    [problem] = audit_calls(found, [caller("skipped")], listed(), (), resolution).problems
+    assert "a retry was ordered, and nobody was called" in problem
+
+
+def test_what_was_done_twice_by_the_order_of_a_person_is_counted() -> None:
+    found = Record(windows=record().windows, calls=calls(LATE), ordered_calls=calls(OK))
+    resolution = Resolution(retries={"a": 1}, completions={"a": 2})
+    audited = audit_calls(found, [caller("skipped")], listed("ReadTimeout"), (), resolution)
+    assert (audited.problems, audited.listed_done, audited.done_twice) == ([], 1, 1)
 
 
 def test_the_audit_tells_jobs_that_are_not_what_was_published() -> None:
@@ -236,7 +456,7 @@ def test_starts_by_a_clock_that_was_wrong_are_not_counted() -> None:
 
 def whole() -> Evidence:
     """Of no event."""
-    return Evidence(claimed={}, effects=Counter(), tallies=0, deliveries={})
+    return Evidence(claimed={}, effects=Counter(), stats=0, deliveries={})
 
 
 def record() -> Record:
@@ -259,7 +479,7 @@ def evidence() -> Evidence:
     return Evidence(
         claimed=dict.fromkeys("abc", "stripe"),
         effects=Counter({(event_id, handler): 1 for event_id in "abc" for handler in HANDLERS}),
-        tallies=3,
+        stats=3,
         deliveries={
             event_id: [done(event_id, handler) for handler in HANDLERS] for event_id in "abc"
         },

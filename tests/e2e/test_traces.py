@@ -266,9 +266,12 @@ def test_what_opentelemetry_cannot_read_is_told_and_no_secret_is_shown(
 
 
 def test_off_nothing_of_it_is_imported() -> None:
-    look = "import sys, gateway.server, gateway.worker; print(*sys.modules, sep='\\n')"
+    look = (
+        "import sys, gateway.processes.serve, gateway.processes.work;"
+        " print(*sys.modules, sep='\\n')"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", look], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
-    assert "gateway.traces.opening" in ran.stdout
+    assert "gateway.telemetry.traces.opening" in ran.stdout
     assert "opentelemetry" not in ran.stdout

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.development import read_up
-from gateway.embedded import Postgres, Redis
+from gateway.config.development import read_up
+from gateway.dev.embedded import Postgres, Redis
 from tests.support.ports import free_port
 from tests.support.processes import Project, Running
 from tests.support.waiting import PATIENCE_S, until

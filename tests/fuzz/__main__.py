@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.embedded import Postgres, Redis
+from gateway.dev.embedded import Postgres, Redis
 from gateway.testing.throwaway import fastest_place
 from tests.conftest import make_template
 from tests.fuzz.target import CORPUS, kept

@@ -10,15 +10,21 @@ import orjson
 import pytest
 from standardwebhooks import Webhook
 
-from gateway.alerts.message import make_message
-from gateway.alerts.teller import Teller
-from gateway.errors import Reject
-from gateway.ledger.alert_messages import MOST_ATTEMPTS, SENDING
-from gateway.ledger.alerts import LOCK, MOST_COUNTED, list_alerts, start_look
+from gateway.base.errors import Reject
+from gateway.base.secrets import Secret
+from gateway.config.routes import AlertDestinations, Alerts
+from gateway.ledger.alerts import (
+    LOCK,
+    MOST_ATTEMPTS,
+    MOST_COUNTED,
+    SENDING,
+    list_alerts,
+    start_look,
+)
 from gateway.ledger.connection import PREPARED_ONCE, Pool, open_pool
-from gateway.operate.status.look import read_status
-from gateway.routes import AlertDestinations, Alerts
-from gateway.secrets import Secret
+from gateway.operations.alerts.message import make_message
+from gateway.operations.alerts.sender import AlertSender
+from gateway.operations.status.look import read_status
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.receiver import OK, Received, Receiver, answer, receiving
 from tests.support.waiting import until
@@ -53,13 +59,13 @@ def by_webhook(receiver: Receiver) -> AlertDestinations:
     )
 
 
-def make_teller(pool: Pool, destinations: AlertDestinations, **changes: Any) -> Teller:
-    return Teller(
+def make_teller(pool: Pool, destinations: AlertDestinations, **changes: Any) -> AlertSender:
+    return AlertSender(
         pool, alerts=Alerts(**changes), destinations=destinations, every=timedelta(seconds=5)
     )
 
 
-async def tell(teller: Teller, at: datetime) -> int:
+async def tell(teller: AlertSender, at: datetime) -> int:
     """One round, at this time."""
     return await teller.round(at)
 
@@ -350,7 +356,7 @@ async def test_a_mistake_of_ours_ends_no_worker(
             raise mistake
         return make_message(*arguments, **named)
 
-    monkeypatch.setattr("gateway.alerts.teller.make_message", err)
+    monkeypatch.setattr("gateway.operations.alerts.sender.make_message", err)
     await put(ledger, "dead", at=NOW - MINUTE)
     async with working(database_url, subscribe(count), alerts=by_webhook(receiver)):
         await until(lambda: receiver.requests)
@@ -414,7 +420,7 @@ async def test_a_receiver_that_never_answers_delays_nobody_for_long(
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
         await until(writer.is_closing)
 
-    monkeypatch.setattr("gateway.alerts.post.ANSWER_S", 0.2)
+    monkeypatch.setattr("gateway.operations.alerts.message.ANSWER_S", 0.2)
     async with receiving(for_ever) as silent:
         urls = AlertDestinations(
             webhook=Secret(silent.url.encode()), slack=Secret(b"http://127.0.0.1:1")

@@ -13,11 +13,11 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.api.http import LARGEST_BODY, routes
-from gateway.api.office import Background, Office
+from gateway.api.operation import BackgroundTasks, OperationContext
 from gateway.api.operations import OPERATIONS
+from gateway.base.secrets import Secret
+from gateway.config.settings import Settings
 from gateway.ledger.connection import open_pool
-from gateway.secrets import Secret
-from gateway.settings import Settings
 from tests.support.guarding import a_guard
 from tests.support.ledger import Reader, claim_all, make_claim
 
@@ -27,13 +27,13 @@ TOKEN = "a-token-for-the-tests"
 @pytest.fixture
 async def api(database_url: str) -> AsyncIterator[httpx.AsyncClient]:
     pool = await open_pool(database_url, name="test api", size=2, command_timeout_s=10)
-    background, woken = Background(), list[int]()
+    background, woken = BackgroundTasks(), list[int]()
 
     async def wake(delivery_ids: Sequence[int]) -> None:
         woken.extend(delivery_ids)
 
-    def open_office(actor: str) -> Office:
-        return Office(
+    def open_office(actor: str) -> OperationContext:
+        return OperationContext(
             settings=Settings(), ledger=pool, actor=actor, wake=wake, background=background
         )
 

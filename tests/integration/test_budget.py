@@ -9,17 +9,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Context, Event
+from gateway.config.settings import Settings
 from gateway.ledger.budget import (
     LEASE_CONNECTIONS,
     LEDGER_CONNECTIONS,
-    Room,
+    ConnectionRoom,
     find_shortage,
     handler_connections,
     read_room,
     worker_connections,
 )
 from gateway.ledger.connection import connect
-from gateway.settings import Settings
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, working
@@ -112,7 +112,7 @@ async def test_the_room_is_that_of_the_tightest_limit(direct_url: str, ledger: R
 
 @pytest.mark.parametrize(("free", "is_short"), [(10, False), (9, True), (0, True), (-5, True)])
 def test_a_shortage_is_found(free: int, is_short: bool) -> None:
-    room = Room(most=20, by="max_connections", in_use=20 - free)
+    room = ConnectionRoom(most=20, by="max_connections", in_use=20 - free)
     assert (find_shortage(room, 10) is not None) is is_short
     assert find_shortage(None, 10) is None
 

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gateway import Context, Event, Reject
-from gateway.errors import CommandFailed, NotFound, TransitionRefused
-from gateway.ledger.bulk import Action, OrderStatus, find_order, resume_order, stop_order
+from gateway.base.errors import CommandFailed, NotFound, TransitionRefused
+from gateway.base.model import OnDead
+from gateway.config.registry.key_path import KeyPath
+from gateway.ledger.bulk import Action, BulkStatus, find_order, resume_order, stop_order
 from gateway.ledger.deliveries import discard, lease_due, replay
 from gateway.ledger.filter import Filter
 from gateway.ledger.steps import BATCH
-from gateway.model import OnDead
-from gateway.operate.bulk import count_dead
-from gateway.registry.key_path import KeyPath
+from gateway.operations.bulk import count_dead
 from tests.support.bulk import Clerk, add_dead, add_events, blocked, clerk
 from tests.support.ledger import Reader
 from tests.support.waiting import until
@@ -195,7 +195,7 @@ async def test_orders_that_race_workers_and_each_other_leave_one_effect_each(
         orders = 0
         while not await all_done(ledger, 200):
             order = await someone.do(error="*")
-            assert order.status is OrderStatus.DONE
+            assert order.status is BulkStatus.DONE
             orders += 1
         return orders
 
@@ -240,7 +240,7 @@ async def test_an_order_that_was_resumed_elsewhere_goes_on_there_only(
         ends = await asyncio.gather(
             ann.carry_out(third), bob.carry_out(fourth), return_exceptions=True
         )
-    assert sorted(type(end).__name__ for end in ends) == ["CommandFailed", "Order"]
+    assert sorted(type(end).__name__ for end in ends) == ["BulkOperation", "CommandFailed"]
     counts = await replays(ledger)
     assert (len(counts), set(counts.values())) == (100, {1})
 
@@ -254,7 +254,7 @@ async def test_a_stopped_order_goes_on_where_it_was_and_a_done_one_never(
         order = await ann.begin(rate=40)
         await anext(ann.steps(order))
         stopped = await stop_order(ann.connection, order.id, actor="bob", reason=None)
-        assert (stopped.status, stopped.moved) == (OrderStatus.STOPPED, 10)
+        assert (stopped.status, stopped.moved) == (BulkStatus.STOPPED, 10)
         assert (await ann.carry_out(order)).moved == 10
         order = await resume_order(ann.connection, order.id, actor="cat", reason=None, rate=100_000)
         assert (await ann.carry_out(order)).moved == 50

@@ -10,9 +10,9 @@ import pytest
 
 from gateway import Context, Event, Reject
 from gateway.ledger import causes as module
-from gateway.ledger.causes import LOCK, Causes, Died, count_causes
+from gateway.ledger.causes import LOCK, CauseGrouper, DeadGroup, count_causes
 from gateway.ledger.connection import Connection, Pool, open_pool
-from gateway.operate.erase import Subject, erase
+from gateway.operations.retention import ErasureSubject, erase
 from tests.support.bulk import add_dead, add_events, clerk
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -39,7 +39,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCHES", 4)
 
 
-async def died(ledger: Pool | Connection) -> Died:
+async def died(ledger: Pool | Connection) -> DeadGroup:
     return await count_causes(ledger, route=None, handler=None, cause=None, limit=100)
 
 
@@ -58,7 +58,7 @@ async def test_errors_of_one_cause_are_counted_together(pool: Pool, ledger: Read
     )
     await ledger.run("update gateway.deliveries set error = null where handler = 'handlers.h2'")
     assert await told(pool) == {None: 27}
-    assert await Causes().keep(pool) == 27
+    assert await CauseGrouper().keep(pool) == 27
     found = {(c["handler"], c["error"]): c["count"] for c in (await died(pool)).causes}
     assert found == {
         ("handlers.h0", "KeyError: 'amount'"): 9,
@@ -90,7 +90,7 @@ async def test_the_error_itself_is_shown_only_where_it_was_always_the_same(
 ) -> None:
     """Also where the others died later, and where the first error comes once more after them."""
     await add_events(ledger, 4)
-    causes = Causes()
+    causes = CauseGrouper()
     for n, (key, shown) in enumerate(
         [("a", "KeyError: 'a'"), ("a", "KeyError: 'a'"), ("b", "KeyError: …"), ("a", "KeyError: …")]
     ):
@@ -110,7 +110,7 @@ async def test_a_round_tells_only_so_many_and_the_next_ones_the_rest(
 ) -> None:
     await add_events(ledger, 95)
     await add_dead(ledger, 95)
-    causes = Causes()
+    causes = CauseGrouper()
     assert [await causes.keep(pool) for _ in range(4)] == [40, 40, 15, 0]
     oldest_first = "select max(id) from gateway.deliveries where cause is not null"
     assert await told(pool) == {"ValueError: boom": 95}
@@ -133,7 +133,7 @@ async def test_several_workers_at_once_tell_each_once(database_url: str, ledger:
         ]
         total = 0
         while total < 300:
-            total += sum(await asyncio.gather(*(Causes().keep(worker) for worker in workers)))
+            total += sum(await asyncio.gather(*(CauseGrouper().keep(worker) for worker in workers)))
         assert total == 300
         counts = await told(workers[0])
     assert sum(counts.values()) == 300
@@ -152,9 +152,9 @@ async def test_only_one_at_a_time_tells_and_forgets(
     )
     async with connection.transaction():
         assert await connection.fetchval("select pg_try_advisory_xact_lock($1)", LOCK)
-        assert await Causes().keep(pool) == 0
+        assert await CauseGrouper().keep(pool) == 0
         assert await ledger.value("select common from gateway.causes") == "x"
-    assert await Causes().keep(pool) == 5
+    assert await CauseGrouper().keep(pool) == 5
     assert await ledger.value("select common from gateway.causes") == "ValueError: boom"
 
 
@@ -166,8 +166,8 @@ async def test_one_that_another_holds_is_left_to_the_next_round(
     await add_dead(ledger, 5)
     async with connection.transaction():
         await connection.execute("select from gateway.deliveries where id = 3 for update")
-        assert await Causes().keep(pool) == 4
-    assert await Causes().keep(pool) == 1
+        assert await CauseGrouper().keep(pool) == 4
+    assert await CauseGrouper().keep(pool) == 1
 
 
 @pytest.mark.parametrize("by_order", [False, True])
@@ -203,11 +203,11 @@ async def test_a_cause_of_which_nobody_is_dead_any_more_is_forgotten(
     await add_events(ledger, 3)
     await add_dead(ledger, 3, "handlers.a", error="KeyError: 'a'")
     await add_dead(ledger, 3, "handlers.b", error="KeyError: 'b'")
-    await Causes().keep(pool)
+    await CauseGrouper().keep(pool)
     for id in (1, 2, 3):
         await ledger.replay(id)
     await ledger.discard(4)
-    await Causes().keep(pool)
+    await CauseGrouper().keep(pool)
     assert await told(pool) == {"KeyError: 'b'": 2}
     assert await ledger.value("select count(*) from gateway.causes") == 1
 
@@ -226,9 +226,11 @@ async def test_what_is_erased_is_in_no_cause_either(
         "update gateway.deliveries set status = 'dead', finished_at = now(),"
         " error = case event_id when 'evt_1' then 'no address of Grace Hopper' else 'boom' end"
     )
-    await Causes().keep(pool)
+    await CauseGrouper().keep(pool)
     assert await told(pool) == {"no address of Grace Hopper": 1, "boom": 1}
-    await erase(connection, Subject(account="acct_grace"), None, actor="ann", reason="request 7")
+    await erase(
+        connection, ErasureSubject(account="acct_grace"), None, actor="ann", reason="request 7"
+    )
     assert await told(pool) == {"boom": 1}
     assert await ledger.rows("select common, error from gateway.causes") == [
         {"common": "boom", "error": "boom"}

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from gateway.embedded import Postgres
-from gateway.errors import StorageUnavailable
+from gateway.base.errors import StorageUnavailable
+from gateway.base.model import ReplayPolicy
+from gateway.dev.embedded import Postgres
 from gateway.ledger import claims as claims_module
-from gateway.ledger.claims import FLUSHERS, Claim, Claimed, Claimer, Verdict
-from gateway.model import ReplayPolicy
+from gateway.ledger.claims import FLUSHERS, Claim, Claimed, Claimer, ClaimVerdict
 from tests.support.databases import run_sql
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
 from tests.support.pgbouncer import needs_own_session
@@ -28,7 +28,7 @@ async def test_a_new_event_is_accepted_with_one_delivery_per_handler(
     database_url: str, ledger: Reader
 ) -> None:
     [answer] = await claim_all(database_url, [make_claim("evt_1", handlers=["a", "b"])])
-    assert answer.verdict is Verdict.ACCEPTED
+    assert answer.verdict is ClaimVerdict.ACCEPTED
     found = await ledger.rows("select id, handler, status from gateway.deliveries order by handler")
     assert [(row["handler"], row["status"]) for row in found] == [
         ("a", "pending"),
@@ -41,7 +41,7 @@ async def test_an_event_without_a_handler_is_kept_with_no_delivery(
     database_url: str, ledger: Reader
 ) -> None:
     [answer] = await claim_all(database_url, [make_claim("evt_1", handlers=[])])
-    assert answer == Claimed(verdict=Verdict.ACCEPTED)
+    assert answer == Claimed(verdict=ClaimVerdict.ACCEPTED)
     assert await ledger.value("select count(*) from gateway.processed_events") == 1
 
 
@@ -67,8 +67,8 @@ async def test_a_duplicate_with_another_body_is_a_conflict(
     same, other = await claim_all(
         database_url, [make_claim("evt_1", body=b"first"), make_claim("evt_1", body=b"other")]
     )
-    assert (same.verdict, same.conflict) == (Verdict.DUPLICATE, False)
-    assert (other.verdict, other.conflict) == (Verdict.DUPLICATE, True)
+    assert (same.verdict, same.conflict) == (ClaimVerdict.DUPLICATE, False)
+    assert (other.verdict, other.conflict) == (ClaimVerdict.DUPLICATE, True)
     assert await ledger.value("select body from gateway.payloads") == b"first"
 
 
@@ -76,7 +76,7 @@ async def test_a_conflict_within_one_batch_is_seen(database_url: str) -> None:
     answers = await claim_all(
         database_url, [make_claim("evt_1", body=b"first"), make_claim("evt_1", body=b"other")]
     )
-    assert [a.verdict for a in answers] == [Verdict.ACCEPTED, Verdict.DUPLICATE]
+    assert [a.verdict for a in answers] == [ClaimVerdict.ACCEPTED, ClaimVerdict.DUPLICATE]
     assert answers[1].conflict
 
 
@@ -90,7 +90,7 @@ async def test_accepted_deliveries_are_announced_once(database_url: str) -> None
     announced: list[int] = []
     async with claiming(database_url, announced) as claimer:
         answers = await asyncio.gather(*(claimer.claim(make_claim("evt_1")) for _ in range(9)))
-    [accepted] = [a for a in answers if a.verdict is Verdict.ACCEPTED]
+    [accepted] = [a for a in answers if a.verdict is ClaimVerdict.ACCEPTED]
     assert announced == list(accepted.delivery_ids)
 
 
@@ -104,7 +104,7 @@ async def test_crossed_batches_of_two_processes_all_end_well_and_never_deadlock(
                 *(one.claim(make_claim(i)) for i in ids),
                 *(two.claim(make_claim(i)) for i in reversed(ids)),
             )
-    assert {a.verdict for a in answers} == {Verdict.DUPLICATE}
+    assert {a.verdict for a in answers} == {ClaimVerdict.DUPLICATE}
     fresh = [f"new_{n:03}" for n in range(1000)]
     async with claiming(database_url) as one, claiming(database_url) as two:
         await asyncio.gather(
@@ -129,7 +129,7 @@ async def test_a_row_that_postgres_refuses_fails_alone(database_url: str) -> Non
             return_exceptions=True,
         )
     assert isinstance(answers[1], StorageUnavailable)
-    assert [a.verdict for a in answers if isinstance(a, Claimed)] == [Verdict.ACCEPTED] * 2
+    assert [a.verdict for a in answers if isinstance(a, Claimed)] == [ClaimVerdict.ACCEPTED] * 2
 
 
 async def test_a_batch_is_run_again_when_its_connection_is_cut(
@@ -199,9 +199,9 @@ async def test_the_same_bytes_under_a_fresh_id_are_refused(
     again = make_claim("guid-2", body=b"push", replay=policy)
     await claim_all(database_url, [first])
     [answer] = await claim_all(database_url, [again])
-    assert (answer.verdict, answer.first_event_id) == (Verdict.REPLAYED, "guid-1")
+    assert (answer.verdict, answer.first_event_id) == (ClaimVerdict.REPLAYED, "guid-1")
     [redelivered] = await claim_all(database_url, [first])
-    assert redelivered.verdict is Verdict.DUPLICATE
+    assert redelivered.verdict is ClaimVerdict.DUPLICATE
     assert await ledger.statuses() == {"pending": 1}
 
 
@@ -214,12 +214,12 @@ async def test_the_same_proof_under_a_fresh_id_is_refused_whatever_the_body(
     forged = make_claim("evt_2", replay=policy)._replace(guard=b"g" * 32)
     await claim_all(database_url, [first])
     [answer] = await claim_all(database_url, [forged])
-    assert (answer.verdict, answer.first_event_id) == (Verdict.REPLAYED, "evt_1")
+    assert (answer.verdict, answer.first_event_id) == (ClaimVerdict.REPLAYED, "evt_1")
     changed = make_claim("evt_1", body=b"{}", replay=policy)._replace(guard=b"g" * 32)
     [answer] = await claim_all(database_url, [changed])
-    assert (answer.verdict, answer.conflict) == (Verdict.DUPLICATE, True)
+    assert (answer.verdict, answer.conflict) == (ClaimVerdict.DUPLICATE, True)
     [other] = await claim_all(database_url, [forged._replace(guard=b"h" * 32)])
-    assert other.verdict is Verdict.ACCEPTED
+    assert other.verdict is ClaimVerdict.ACCEPTED
     assert await ledger.statuses() == {"pending": 2}
 
 
@@ -255,10 +255,10 @@ async def test_todays_rule_for_the_stored_type_decides(database_url: str) -> Non
     refuse, flag = ReplayPolicy.REFUSE, ReplayPolicy.FLAG
     await claim_all(database_url, [of("guid-1", "push", b"push", then=flag)])
     [disguised] = await claim_all(database_url, [of("guid-2", "ping", b"push", then=flag)])
-    assert (disguised.verdict, disguised.first_event_id) == (Verdict.REPLAYED, "guid-1")
+    assert (disguised.verdict, disguised.first_event_id) == (ClaimVerdict.REPLAYED, "guid-1")
     await claim_all(database_url, [of("guid-3", "membership", b"joined", then=refuse)])
     [again] = await claim_all(database_url, [of("guid-4", "membership", b"joined", then=refuse)])
-    assert (again.verdict, again.first_event_id) == (Verdict.ACCEPTED, "guid-3")
+    assert (again.verdict, again.first_event_id) == (ClaimVerdict.ACCEPTED, "guid-3")
 
 
 def identical(*received_at: datetime) -> list[Claim]:
@@ -286,7 +286,7 @@ async def test_of_identical_bodies_one_begins_a_dedup_window(
         assert verdicts(list(answers)) == {"accepted": 1, "duplicate": 39}, at
         [first] = {answer.first_event_id for answer in answers} - {None}
         [late] = await claim_all(database_url, identical(at + 2 * day - timedelta(seconds=1)))
-        assert (late.verdict, late.first_event_id) == (Verdict.DUPLICATE, first)
+        assert (late.verdict, late.first_event_id) == (ClaimVerdict.DUPLICATE, first)
     assert await ledger.value("select count(*) from gateway.processed_events") == 3
     assert await ledger.value("select count(guard) from gateway.processed_events") == 1
 
@@ -297,11 +297,11 @@ async def test_a_body_whose_event_was_pruned_is_a_duplicate_of_the_one_after_it(
     began = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
     for days in (0, 2):
         [answer] = await claim_all(database_url, identical(began + timedelta(days=days)))
-        assert answer.verdict is Verdict.ACCEPTED
+        assert answer.verdict is ClaimVerdict.ACCEPTED
     await ledger.run("delete from gateway.deliveries where event_id like '%2026-11-01%'")
     await ledger.run("delete from gateway.processed_events where received_at = $1", began)
     [answer] = await claim_all(database_url, identical(began + timedelta(days=3)))
-    assert answer.verdict is Verdict.DUPLICATE
+    assert answer.verdict is ClaimVerdict.DUPLICATE
 
 
 async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(
@@ -313,7 +313,7 @@ async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(
     [conflict] = await claim_all(database_url, [make_claim("guid-1", body=b"two", replay=policy)])
     assert conflict.conflict
     [honest] = await claim_all(database_url, [make_claim("guid-2", body=b"two", replay=policy)])
-    assert honest.verdict is Verdict.ACCEPTED
+    assert honest.verdict is ClaimVerdict.ACCEPTED
 
 
 @needs_own_session
@@ -359,7 +359,7 @@ async def test_a_duplicate_is_answered_when_a_standby_has_what_it_repeats(
             await _is_not_answered(claimer)
             await until(lambda: ledger.value("select count(*) from gateway.processed_events"))
             await _is_not_answered(claimer)
-        assert (await claimer.claim(make_claim("evt_1"))).verdict is Verdict.DUPLICATE
+        assert (await claimer.claim(make_claim("evt_1"))).verdict is ClaimVerdict.DUPLICATE
     finally:
         await claimer.stop()
 

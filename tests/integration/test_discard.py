@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from gateway.errors import CommandFailed, TransitionRefused
+from gateway.base.errors import CommandFailed, TransitionRefused
+from gateway.base.model import Outcome, Retention, Status
 from gateway.ledger.connection import Connection, open_pool
 from gateway.ledger.deliveries import DONE, Settlement, discard, lease_due, replay, settle
 from gateway.ledger.retention import Pruned, Pruner
-from gateway.model import Outcome, Retention, Status
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.pgbouncer import needs_own_session
 from tests.support.waiting import until

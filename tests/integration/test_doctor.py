@@ -16,24 +16,23 @@ import respx
 from pydantic import SecretStr
 from redis.asyncio import Redis as RedisClient
 
-from gateway.development import RunningUp, write_up
-from gateway.embedded import Postgres
+from gateway.base.networks import make_networks
+from gateway.base.secrets import SecretRef
+from gateway.config.development import RunningUp, write_up
+from gateway.config.registry import Registry
+from gateway.config.routes import Route
+from gateway.config.routes.reconcile import Reconcile
+from gateway.config.settings import Settings
+from gateway.dev.embedded import Postgres
 from gateway.ledger.connection import open_pool
-from gateway.ledger.tallies import REQUESTS, Tallies
-from gateway.notation.networks import make_networks
-from gateway.operate.doctor.configuration import read_installation
-from gateway.operate.doctor.examine import examine
-from gateway.operate.doctor.finding import Finding
-from gateway.operate.doctor.installation import Installation, utc_now
+from gateway.ledger.statistics import REQUESTS, MinuteStats
+from gateway.operations.doctor.configuration import read_installation
+from gateway.operations.doctor.examine import examine
+from gateway.operations.doctor.finding import Finding, Installation, utc_now
 from gateway.providers import PROVIDERS
-from gateway.registry import Registry
-from gateway.routes import Route
-from gateway.routes.reconcile import Reconcile
-from gateway.secrets import SecretRef
-from gateway.settings import Settings
-from gateway.spool.file import TORN
-from gateway.spool.spool import SPOOL_DIRECTORY
-from gateway.sweep.sweeper import VERSION
+from gateway.receive.spool.file import TORN
+from gateway.receive.spool.spool import SPOOL_DIRECTORY
+from gateway.worker.sweeper import VERSION
 from tests.support.databases import run_sql
 from tests.support.in_process import in_project
 from tests.support.ledger import Reader, claim_all, make_claim
@@ -328,7 +327,7 @@ async def test_a_role_whose_default_schema_is_the_ledger(
 async def test_a_transaction_that_somebody_left_open(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operate.doctor.postgres.LONG", timedelta())
+    monkeypatch.setattr("gateway.operations.doctor.postgres.LONG", timedelta())
     connection = await asyncpg.connect(database_url, server_settings={"application_name": "psql"})
     async with connection.transaction():
         await connection.fetchval("select 1")
@@ -582,13 +581,13 @@ async def test_a_route_of_which_everything_is_refused(
     settings: Settings, database_url: str
 ) -> None:
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
-    tallies = Tallies()
-    tallies.add("stripe", REQUESTS, "BAD_SIGNATURE")
-    await tallies.flush(pool)
+    stats = MinuteStats()
+    stats.add("stripe", REQUESTS, "BAD_SIGNATURE")
+    await stats.flush(pool)
     told = found(await examine(place(settings)), "warning")
     assert "a request was refused as BAD_SIGNATURE 0s ago, and no event was ever accepted" in told
-    tallies.add("stripe", REQUESTS, "accepted")
-    await tallies.flush(pool)
+    stats.add("stripe", REQUESTS, "accepted")
+    await stats.flush(pool)
     await pool.close()
     assert "the last event came 0s ago" in found(await examine(place(settings)), "ok")
 

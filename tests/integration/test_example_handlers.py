@@ -13,14 +13,14 @@ import asyncpg
 import orjson
 import pytest
 
+from gateway.config.registry import Registry, load_registry
+from gateway.config.routes import load_config
 from gateway.ledger.claims import Claim, Claimer
 from gateway.ledger.deliveries import replay
 from gateway.ledger.migrate import migrate, read_schema
+from gateway.processes.work import Worker
 from gateway.providers import PROVIDERS, Incoming
-from gateway.registry import Registry, load_registry
-from gateway.routes import load_config
-from gateway.samples import make_sample
-from gateway.worker import Worker
+from gateway.providers.samples import make_sample
 from tests.support.ledger import Reader, claiming
 from tests.support.waiting import until
 from tests.support.workers import working

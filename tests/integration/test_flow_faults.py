@@ -8,15 +8,14 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event, Reject
-from gateway.errors import LeaseLost
-from gateway.ledger.connection import Connection
+from gateway.base.errors import LeaseLost
+from gateway.base.model import Lease, OnDead, Rate
+from gateway.config.registry.key_path import KeyPath
+from gateway.ledger.connection import QUERIES, Connection
 from gateway.ledger.deliveries import DONE, lease_due, settle
 from gateway.ledger.effects import begin_effect, finish_effect
-from gateway.ledger.queries import QUERIES
-from gateway.ledger.sealed import OPEN
-from gateway.ledger.turns import StuckTurns, Turn, advance
-from gateway.model import Lease, OnDead, Rate
-from gateway.registry.key_path import KeyPath
+from gateway.ledger.encryption import OPEN
+from gateway.ledger.ordering import OrderingKey, StuckKeys, advance
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, working
@@ -54,10 +53,10 @@ async def test_a_result_whose_answer_got_lost_is_kept_again_and_no_lease_is_give
 ) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
     lease = await lease_one(connection)
-    await begin_effect(connection, lease, "mail", again=True, vault=OPEN)
+    await begin_effect(connection, lease, "mail", again=True, encryption=OPEN)
     for _ in range(2):
-        await finish_effect(connection, lease, "mail", b'"sent"', vault=OPEN)
-    kept = await begin_effect(connection, lease, "mail", again=True, vault=OPEN)
+        await finish_effect(connection, lease, "mail", b'"sent"', encryption=OPEN)
+    kept = await begin_effect(connection, lease, "mail", again=True, encryption=OPEN)
     assert (kept.is_done, kept.result) == (True, "sent")
 
 
@@ -67,15 +66,15 @@ async def test_a_run_that_begins_while_the_one_before_finishes_gets_what_came_of
     """It waits for the other's commit, and its own look was before that."""
     await claim_all(database_url, [make_claim("evt_1")])
     lost = await lease_one(connection)
-    await begin_effect(connection, lost, "mail", again=True, vault=OPEN)
+    await begin_effect(connection, lost, "mail", again=True, encryption=OPEN)
     await ledger.run("update gateway.deliveries set status = 'pending', lease_token = null")
     held = await lease_one(connection)
     transaction = connection.transaction()
     await transaction.start()
-    await finish_effect(connection, lost, "mail", b'"sent"', vault=OPEN)
+    await finish_effect(connection, lost, "mail", b'"sent"', encryption=OPEN)
     other = await asyncpg.connect(database_url)
     try:
-        asking = asyncio.create_task(begin_effect(other, held, "mail", again=True, vault=OPEN))
+        asking = asyncio.create_task(begin_effect(other, held, "mail", again=True, encryption=OPEN))
         await until(lambda: ledger.value(BLOCKED))
         await transaction.commit()
         effect = await asking
@@ -92,7 +91,7 @@ async def test_a_run_without_its_lease_begins_nothing(
     await ledger.run("update gateway.deliveries set status = 'pending', lease_token = null")
     await lease_one(connection)
     with pytest.raises(LeaseLost):
-        await begin_effect(connection, lost, "mail", again=True, vault=OPEN)
+        await begin_effect(connection, lost, "mail", again=True, encryption=OPEN)
     assert await ledger.value("select count(*) from gateway.effects") == 0
 
 
@@ -102,7 +101,7 @@ async def test_the_end_of_one_and_the_arrival_of_the_next_do_not_miss_each_other
     """Neither can see the other yet: the lock lets one of them look when it can."""
     await claim_all(database_url, [make_claim("evt_1"), make_claim("evt_2")])
     await ledger.run("update gateway.deliveries set order_key = 'a', due_at = 'infinity'")
-    turn = Turn(*HANDLER, "a")
+    turn = OrderingKey(*HANDLER, "a")
     await advance(connection, [turn])
     lease = await lease_one(connection)
     await ledger.run("update gateway.deliveries set status = 'discarded' where event_id = 'evt_2'")
@@ -117,7 +116,7 @@ async def test_the_end_of_one_and_the_arrival_of_the_next_do_not_miss_each_other
     )
 
 
-async def _give(url: str, turn: Turn) -> None:
+async def _give(url: str, turn: OrderingKey) -> None:
     connection = await asyncpg.connect(url)
     try:
         await advance(connection, [turn])
@@ -210,12 +209,12 @@ async def test_turns_that_nobody_gave_are_found_a_few_at_each_look(
     database_url: str, ledger: Reader, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all handlers and keys, however many: a look goes on where the last one ended."""
-    monkeypatch.setattr("gateway.ledger.turns.KEYS_A_LOOK", 3)
-    monkeypatch.setattr("gateway.ledger.turns.KEYS_A_STATEMENT", 2)
+    monkeypatch.setattr("gateway.ledger.ordering.KEYS_A_LOOK", 3)
+    monkeypatch.setattr("gateway.ledger.ordering.KEYS_A_STATEMENT", 2)
     both = ("handlers.count", "handlers.tally")
     await claim_all(database_url, [make_claim(f"evt_{n}", handlers=both) for n in range(4)])
     await ledger.run("update gateway.deliveries set order_key = event_id, due_at = 'infinity'")
-    turns = StuckTurns()
+    turns = StuckKeys()
     found = [await turns.free(connection) for _ in range(4)]
     assert [len(ids) for ids in found] == [3, 3, 2, 0]
     assert await ledger.value("select bool_and(due_at <= now()) from gateway.deliveries")

@@ -12,9 +12,9 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from gateway import Context, Event
-from gateway.registry import Subscription, load_registry
-from gateway.routes import check_destinations, load_config
-from gateway.worker import Worker
+from gateway.config.registry import Subscription, load_registry
+from gateway.config.routes import check_destinations, load_config
+from gateway.processes.work import Worker
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.receiver import OK, Received, Receiver, Reply, answer, receiving
 from tests.support.waiting import until
@@ -201,7 +201,7 @@ async def test_a_failure_is_tried_again_by_policy_and_then_dead(
     assert await ledger.outcomes() == ["retry", "retry", "dead"]
     kept = repr(await ledger.rows("select * from gateway.attempts"))
     assert SECRET not in kept
-    assert "gateway/run" not in kept
+    assert "gateway/worker" not in kept
 
 
 async def test_nobody_there_is_a_failure_too(

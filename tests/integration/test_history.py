@@ -8,9 +8,7 @@ import asyncpg
 import pytest
 
 from gateway.ledger.connection import Connection, open_pool
-from gateway.ledger.histogram import bucket_of, seconds_of
-from gateway.ledger.history import Span, read_history
-from gateway.ledger.tallies import Tallies
+from gateway.ledger.statistics import MinuteStats, Span, bucket_of, read_history, seconds_of
 from tests.support.ledger import Reader
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -90,11 +88,11 @@ async def test_what_is_counted_falls_into_the_hour_that_is_shown(
     database_url: str, ledger: Reader, zone: str
 ) -> None:
     """Counted by one process, looked at by another, each with a zone of its own."""
-    tallies = Tallies()
+    stats = MinuteStats()
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10, timezone=zone)
     for _ in range(2):
-        tallies.add("stripe", "", "accepted", 0.01)
-        await tallies.flush(pool)
+        stats.add("stripe", "", "accepted", 0.01)
+        await stats.flush(pool)
     await pool.close()
     hours = await ledger.rows("select hour, n, times from gateway.tally_hours where route <> ''")
     assert [row["hour"] == _floor(row["hour"], HOUR) for row in hours] == [True] * len(hours)
@@ -111,18 +109,18 @@ async def test_routes_and_handlers_are_added_up_and_all_refusals_are_one(
     database_url: str, ledger: Reader, span: Span
 ) -> None:
     """Counted under their names and together; the totals only once."""
-    tallies = Tallies()
+    stats = MinuteStats()
     fast, slow = 0.001, 0.1
     for route in ("stripe", "github"):
-        tallies.add(route, "", "accepted")
-        tallies.add(route, "", "acknowledged", fast)
-        tallies.add(route, "", "BAD_SIGNATURE")
-        tallies.add(route, "", "STALE_TIMESTAMP")
+        stats.add(route, "", "accepted")
+        stats.add(route, "", "acknowledged", fast)
+        stats.add(route, "", "BAD_SIGNATURE")
+        stats.add(route, "", "STALE_TIMESTAMP")
         for handler in ("h1", "h2"):
-            tallies.add(route, handler, "done", slow)
-            tallies.add(route, handler, "lost", fast)
+            stats.add(route, handler, "done", slow)
+            stats.add(route, handler, "lost", fast)
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
-    await tallies.flush(pool)
+    await stats.flush(pool)
     history = await read_history(pool, span)
     await pool.close()
     [requests] = [dict(step) for step in history.requests if step]

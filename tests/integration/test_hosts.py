@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gateway.errors import StorageUnavailable
+from gateway.base.errors import StorageUnavailable
 from gateway.ledger.connection import connect, open_pool
 from tests.support.ports import free_port
 from tests.torture.wire import HOST, Wire

@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from gateway import Context, Event
+from gateway.config.registry.key_path import KeyPath
 from gateway.ledger.claims import Claim
 from gateway.ledger.connection import connect
-from gateway.registry.key_path import KeyPath
-from gateway.worker import Worker
+from gateway.processes.work import Worker
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, working

@@ -8,14 +8,14 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event
+from gateway.base.model import Retention, Status
+from gateway.config.registry.key_path import KeyPath
 from gateway.ledger.claims import Claim
 from gateway.ledger.connection import open_pool
-from gateway.ledger.jobs import Job, JobStatus, find_job, overall
+from gateway.ledger.jobs import JobRow, JobStatus, find_job, overall
 from gateway.ledger.retention import Pruner
-from gateway.model import Retention, Status
 from gateway.providers import PROVIDERS
-from gateway.providers.job_request import read_job
-from gateway.registry.key_path import KeyPath
+from gateway.providers.publish import read_job
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, make_config, make_route, subscribe, working
@@ -147,7 +147,7 @@ def test_a_job_has_the_states_of_a_delivery() -> None:
     assert {overall([status.value]) for status in Status} == {status.value for status in Status}
 
 
-async def look(url: str, id: str, queue: str = "stripe") -> Job | None:
+async def look(url: str, id: str, queue: str = "stripe") -> JobRow | None:
     connection = await asyncpg.connect(url)
     try:
         return await find_job(connection, queue, id)

@@ -12,7 +12,9 @@ import asyncpg
 import pytest
 
 import gateway
-from gateway.errors import LeaseLost, TransitionRefused
+from gateway.base.errors import LeaseLost, TransitionRefused
+from gateway.base.model import MOVES, Event, Lease, Outcome, Status
+from gateway.ledger.connection import QUERIES
 from gateway.ledger.deliveries import (
     DONE,
     Settlement,
@@ -22,8 +24,6 @@ from gateway.ledger.deliveries import (
     replay,
     settle,
 )
-from gateway.ledger.queries import QUERIES
-from gateway.model import MOVES, Event, Lease, Outcome, Status
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 

@@ -8,19 +8,18 @@ import pytest
 
 from gateway.api.operations import dead as dead_operation
 from gateway.api.operations import events as events_operation
-from gateway.api.paging import Cursor, Page
-from gateway.ledger.connection import Connection
+from gateway.api.parameters import Cursor, Page
+from gateway.ledger.connection import QUERIES, Connection
 from gateway.ledger.filter import Filter
-from gateway.ledger.queries import QUERIES
-from gateway.operate import inspect
-from gateway.operate.inspect import Listed, list_dead, list_events
+from gateway.operations import inspect
+from gateway.operations.inspect import EventListing, list_dead, list_events
 from tests.support.bulk import add_dead, add_events
 from tests.support.ledger import Reader, claim_all, make_claim
 
 EVENTS = 1_000
 RARE = [f"evt_{n}" for n in (3, 4, 510, 511, 512, 513, 998)]
 LIMIT = 2
-Ask = Callable[[tuple[Any, ...]], Awaitable[Listed]]
+Ask = Callable[[tuple[Any, ...]], Awaitable[EventListing]]
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import Context, Event
+from gateway.base.model import Status
 from gateway.ledger import figures as figures_module
 from gateway.ledger.deliveries import settle
 from gateway.ledger.figures import read_figures
-from gateway.metrics.serve import Metrics
-from gateway.model import Status
-from gateway.worker import Worker
+from gateway.processes.work import Worker
+from gateway.receive.metrics import Metrics
 from tests.support.away import nobody_gets_in
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.scraping import Scraped
@@ -124,7 +124,7 @@ def test_with_many_handlers_fewer_of_each_are_counted() -> None:
 async def test_a_ledger_that_is_away_is_told_with_what_was_known(
     filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.metrics.asking.ASK_EVERY_S", 0)
+    monkeypatch.setattr("gateway.telemetry.metrics.ASK_EVERY_S", 0)
     metrics = watching(filled)
     assert (await told(metrics)).values("gateway_ledger_up") == [1]
     async with nobody_gets_in(filled):
@@ -133,12 +133,12 @@ async def test_a_ledger_that_is_away_is_told_with_what_was_known(
         assert away.values("gateway_ledger_up") == [0]
         assert away.sum("gateway_dead_deliveries") == 10
         assert away.sum("gateway_ledger_age_seconds") > 0
-        monkeypatch.setattr("gateway.metrics.ledger.KNOWN_FOR_S", 0)
+        monkeypatch.setattr("gateway.ledger.metrics.KNOWN_FOR_S", 0)
         metrics._stale_at = 0
         later = await told(metrics)
         assert later.values("gateway_ledger_up") == [0]
         assert later.values("gateway_dead_deliveries") == []
-    monkeypatch.setattr("gateway.metrics.ledger.KNOWN_FOR_S", 60)
+    monkeypatch.setattr("gateway.ledger.metrics.KNOWN_FOR_S", 60)
     metrics._stale_at = 0
     assert (await told(metrics)).values("gateway_ledger_up") == [1]
 
@@ -216,7 +216,7 @@ async def test_a_settlement_that_was_sent_twice_is_a_near_miss(
 
     async def nothing(event: Event, ctx: Context) -> None: ...
 
-    monkeypatch.setattr("gateway.run.execution.settle", settle_again)
+    monkeypatch.setattr("gateway.worker.execution.settle", settle_again)
     async with working(database_url, subscribe(nothing)) as worker:
         await claim_all(database_url, [make_claim()])
         await until(lambda: repaired(worker, "settle_repeated"))

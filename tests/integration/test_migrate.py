@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from gateway.errors import CommandFailed, SchemaMismatch
+from gateway.base.errors import CommandFailed, SchemaMismatch
+from gateway.base.model import Retention
 from gateway.ledger.connection import Connection
 from gateway.ledger.deliveries import lease_due, replay
 from gateway.ledger.migrate import (
@@ -21,7 +22,6 @@ from gateway.ledger.migrate import (
     read_schema,
 )
 from gateway.ledger.retention import Pruner
-from gateway.model import Retention
 from tests.support.waiting import PATIENCE_S, until
 
 NAMES = [migration.name for migration in read_migrations()]

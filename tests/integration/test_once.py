@@ -201,6 +201,107 @@ async def test_a_run_that_catches_the_error_and_completes_leaves_the_effect_unkn
     assert await ledger.value("select status from gateway.effects") == "unknown"
 
 
+@pytest.mark.parametrize("second", [False, True], ids=["in the next run", "in the same run"])
+async def test_a_caught_refusal_does_not_hide_an_earlier_call_of_unknown_outcome(
+    database_url: str, ledger: Reader, second: bool
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.ReadTimeout("perhaps"), NotSent("certainly not"))
+
+    async def handler(_: Event, ctx: Context) -> None:
+        if second:
+            with suppress(httpx.ReadTimeout):
+                await ctx.once("mail", callee)
+        with suppress(NotSent):
+            await ctx.once("mail", callee)
+
+    await run(database_url, ledger, handler)
+    assert len(callee.calls) == 2
+    effect = await ledger.row("select status, error from gateway.effects")
+    assert effect == {"status": "unknown", "error": "NotSent"}
+
+
+async def test_a_caught_refusal_of_the_only_call_leaves_nothing_to_resolve(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(NotSent("certainly not"))
+
+    async def handler(_: Event, ctx: Context) -> None:
+        with suppress(NotSent):
+            await ctx.once("mail", callee)
+
+    await run(database_url, ledger, handler)
+    assert await ledger.value("select count(*) from gateway.effects") == 0
+
+
+@pytest.mark.parametrize(
+    "statement", ["", "select 1", "set transaction isolation level serializable; select 1"]
+)
+async def test_an_effect_that_a_later_run_does_not_ask_for_is_listed_as_unknown(
+    database_url: str, ledger: Reader, statement: str
+) -> None:
+    """With a transaction of the run and without one."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee(httpx.ReadTimeout("perhaps"))
+
+    async def handler(_: Event, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            await ctx.once("mail", callee)
+        elif statement:
+            await ctx.db.execute(statement)
+
+    await run(database_url, ledger, handler)
+    effect = await ledger.row("select status, error from gateway.effects")
+    assert effect == {"status": "unknown", "error": "ReadTimeout"}
+
+
+async def test_an_effect_is_unknown_if_the_handler_goes_on_without_the_record_of_its_call(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is written, its answer is lost, and the handler swallows the error."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    callee = Callee()
+
+    async def begin_unheard(*args: Any, **options: Any) -> Any:
+        await begin_effect(*args, **options)
+        raise ConnectionResetError("the answer was lost")
+
+    async def handler(_: Event, ctx: Context) -> None:
+        with suppress(Exception):
+            await ctx.once("mail", callee)
+
+    monkeypatch.setattr("gateway.worker.effects.begin_effect", begin_unheard)
+    await run(database_url, ledger, handler)
+    assert callee.calls == []
+    assert await ledger.value("select status from gateway.effects") == "unknown"
+
+
+async def test_a_call_that_outlives_its_handler_is_unknown_until_it_ends(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    called, go = asyncio.Event(), asyncio.Event()
+    left: list[asyncio.Task[Any]] = []
+
+    async def slow_call() -> str:
+        called.set()
+        await go.wait()
+        return "sent"
+
+    async def handler(_: Event, ctx: Context) -> None:
+        left.append(asyncio.create_task(ctx.once("mail", slow_call)))
+        await called.wait()
+
+    async with working(database_url, subscribe(handler)):
+        await until(lambda: _is(ledger, "done"))
+        assert await ledger.value("select status from gateway.effects") == "unknown"
+        go.set()
+        await left[0]
+    effect = await ledger.row("select status, unknown_at, result from gateway.effects")
+    assert effect == {"status": "done", "unknown_at": None, "result": '"sent"'}
+
+
 async def test_what_is_no_function_is_refused(database_url: str, ledger: Reader) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
 
@@ -320,7 +421,7 @@ async def test_a_run_that_is_cancelled_before_its_call_leaves_the_next_one_to_ma
             cancelled.set()
         await call
 
-    monkeypatch.setattr("gateway.run.effects.begin_effect", begin_slowly)
+    monkeypatch.setattr("gateway.worker.effects.begin_effect", begin_slowly)
     await run(database_url, ledger, handler)
     assert len(callee.calls) == 1
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -10,10 +11,10 @@ import orjson
 import pytest
 
 from gateway import Context, Event, Reject, Retry
+from gateway.base.model import OnDead
+from gateway.config.registry.key_path import KeyPath
+from gateway.config.registry.registry import Subscription
 from gateway.ledger.claims import Claim
-from gateway.model import OnDead
-from gateway.registry.key_path import KeyPath
-from gateway.registry.registry import Subscription
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, looked_again, subscribe, swept, working
@@ -366,6 +367,32 @@ async def test_once_per_key_another_runs_where_the_first_failed_for_good(
     assert "skipped" in await ledger.outcomes()
 
 
+async def test_a_skipped_delivery_lists_the_effect_that_it_leaves_unknown(
+    database_url: str, ledger: Reader
+) -> None:
+    """Its run made a call and ended dead; then another event acted for the key."""
+
+    def break_off() -> None:
+        raise ConnectionResetError("the answer was lost")
+
+    async def handler(event: Event, ctx: Context) -> None:
+        if event.id == "evt_1":
+            with suppress(ConnectionResetError):
+                await ctx.once("mail", break_off)
+            raise Reject("no")
+
+    await claim_in_order(database_url, [keyed("evt_1", "a"), keyed("evt_2", "a")])
+    async with working(database_url, per_key(handler)):
+        await until(lambda: all_are(ledger, "done", "dead"))
+        await ledger.replay(
+            await ledger.value("select id from gateway.deliveries where status = 'dead'")
+        )
+        await until(lambda: all_are(ledger, "done"))
+    assert "skipped" in await ledger.outcomes()
+    effect = await ledger.row("select status, error from gateway.effects")
+    assert effect == {"status": "unknown", "error": "ConnectionResetError"}
+
+
 async def test_a_replay_of_the_winner_does_it_again(database_url: str, ledger: Reader) -> None:
     ran: list[str] = []
 
@@ -432,8 +459,33 @@ async def test_an_event_without_the_once_per_key_is_a_dead_letter_that_says_why(
     async with working(database_url, per_key(handler)):
         await until(lambda: all_are(ledger, "dead"))
     assert (await ledger.delivery())["error"] == (
-        'REJECTED: once_per="key": the payload has no such value'
+        'REJECTED: once_per="key": the payload has no value at key'
     )
+
+
+async def test_a_key_of_two_values_is_the_pair_of_them(database_url: str, ledger: Reader) -> None:
+    """Neither value alone counts, and what stands between them does not either."""
+    pair = KeyPath.parse("merchant", "invoice")
+    ran: list[str] = []
+
+    async def handler(event: Event, _: Context) -> None:
+        ran.append(event.id)
+
+    values = {"e1": ("a", "bc"), "e2": ("ab", "c"), "e3": ("a", "x"), "e4": ("a", "bc")}
+    claims = []
+    for event_id, (merchant, invoice) in values.items():
+        payload = {"id": event_id, "merchant": merchant, "invoice": invoice}
+        keys = {HANDLER: pair.key(payload) or ""}
+        claims.append(make_claim(event_id, body=orjson.dumps(payload), order_keys=keys))
+    lonely = orjson.dumps({"id": "e5", "merchant": "a"})
+    await claim_in_order(database_url, [*claims, make_claim("e5", body=lonely)])
+    async with working(database_url, subscribe(handler, once_per=pair)):
+        await until(lambda: all_are(ledger, "done", "dead"))
+    assert sorted(ran) == ["e1", "e2", "e3"]
+    error = await ledger.value("select error from gateway.attempts where outcome = 'skipped'")
+    assert error == 'merchant, invoice ["a","bc"] was done before, by event e1'
+    error = await ledger.value("select error from gateway.deliveries where event_id = 'e5'")
+    assert error == ('REJECTED: once_per="merchant, invoice": the payload has no value at invoice')
 
 
 async def test_a_body_that_cannot_be_read_is_that_deliverys_failure_and_no_others(

@@ -10,10 +10,14 @@ from typing import Any
 import httpcore
 import pytest
 
-from gateway.errors import AddressRefused, PushFailed
-from gateway.outbound.addresses import Address
-from gateway.outbound.client import LARGEST_ANSWER_BYTES, Client
-from gateway.outbound.network import CheckedNetwork, Resolve
+from gateway.base.errors import AddressRefused, PushFailed
+from gateway.http.outbound import (
+    LARGEST_ANSWER_BYTES,
+    Address,
+    CheckedNetwork,
+    OutboundClient,
+    Resolve,
+)
 from tests.support.receiver import OK, Received, answer, receiving
 from tests.support.waiting import PATIENCE_S, until
 
@@ -46,9 +50,9 @@ def resolving(*answers: Iterable[Address]) -> Resolve:
     return resolve
 
 
-def client(resolve: Resolve | None = None, watched: Watched | None = None) -> Client:
+def client(resolve: Resolve | None = None, watched: Watched | None = None) -> OutboundClient:
     network = CheckedNetwork(resolve, watched) if resolve else CheckedNetwork(network=watched)
-    return Client(most_connections=4, network=network)
+    return OutboundClient(most_connections=4, network=network)
 
 
 async def push(url: str, **kwargs: Any) -> int:
@@ -146,7 +150,7 @@ async def test_a_second_address_is_tried_where_the_first_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its queue of connections is full, so that it neither accepts nor refuses."""
-    monkeypatch.setattr("gateway.outbound.network.ADDRESS_S", 0.05)
+    monkeypatch.setattr("gateway.http.outbound.ADDRESS_S", 0.05)
     async with receiving() as receiver:
         silent = socket.create_server(("127.0.0.9", receiver.port), backlog=0)
         callers = [socket.socket() for _ in range(4)]

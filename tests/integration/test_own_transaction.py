@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event, Reject
-from gateway.run.context import transaction_of
+from gateway.worker.context import transaction_of
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, count, subscribe, working
@@ -43,7 +43,7 @@ async def is_settled(ledger: Reader) -> bool:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway does not recognise the statement, as if its text were hidden from it."""
-    monkeypatch.setattr("gateway.run.transaction.check_statement", lambda query, **_: None)
+    monkeypatch.setattr("gateway.worker.transaction.check_statement", lambda query, **_: None)
 
 
 @pytest.mark.parametrize("catches", [False, True], ids=["raises", "returns"])

@@ -9,15 +9,14 @@ from typing import Any, Final
 import asyncpg
 import pytest
 
-from gateway import failpoints
-from gateway.errors import TransitionRefused
+from gateway.base import failpoints
+from gateway.base.errors import TransitionRefused
+from gateway.base.model import Retention
 from gateway.ledger import partitions
-from gateway.ledger.connection import PREPARED_ONCE, Connection
+from gateway.ledger.connection import PREPARED_ONCE, QUERIES, Connection
 from gateway.ledger.deliveries import lease_due, replay
 from gateway.ledger.partitions import keep_retention, make_partitions, prepare, tend
-from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import Pruner
-from gateway.model import Retention
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.partitions import let_pass
 from tests.support.waiting import PATIENCE_S, until

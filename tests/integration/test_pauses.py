@@ -10,9 +10,11 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event
-from gateway.errors import CommandFailed, NotFound
+from gateway.base.errors import CommandFailed, NotFound
+from gateway.base.model import Lease, Outcome, Retention, Status
+from gateway.config.registry.key_path import KeyPath
 from gateway.ledger import pauses
-from gateway.ledger.connection import Connection, open_pool
+from gateway.ledger.connection import QUERIES, Connection, open_pool
 from gateway.ledger.deliveries import (
     Limit,
     Settlement,
@@ -22,13 +24,10 @@ from gateway.ledger.deliveries import (
     replay,
     settle,
 )
-from gateway.ledger.queries import QUERIES
+from gateway.ledger.ordering import OrderingKey, advance
 from gateway.ledger.retention import Pruned, Pruner
-from gateway.ledger.turns import Turn, advance
-from gateway.model import Lease, Outcome, Retention, Status
-from gateway.operate.pause import pause, resume
-from gateway.registry.key_path import KeyPath
-from gateway.run import runner as runner_module
+from gateway.operations.pause import pause, resume
+from gateway.worker import runner as runner_module
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, swept, working
@@ -256,7 +255,9 @@ async def test_retries_replays_and_turns_wait_too(
     claims = [make_claim(f"evt_{n}", order_keys=keys) for n in range(3)]
     answers = [a for claim in claims for a in await claim_all(database_url, [claim])]
     first = answers[0].delivery_ids[0]
-    await advance(connection, [Turn(*COUNT, "same")])  # if the claimer was stopped before it could
+    await advance(
+        connection, [OrderingKey(*COUNT, "same")]
+    )  # if the claimer was stopped before it could
     [lease] = await lease_due(connection, 1, [COUNT], HOUR)
     assert lease.delivery_id == first
     await settle(connection, lease, Settlement(status=Status.PENDING, outcome=Outcome.RETRY))

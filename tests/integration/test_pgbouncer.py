@@ -11,21 +11,15 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from gateway import Context, Event
-from gateway.embedded import Postgres
-from gateway.errors import CommandFailed
-from gateway.ledger.connection import (
-    Connection,
-    Opener,
-    connect,
-    make_durable,
-    open_pool,
-)
+from gateway import Context, Event, Retry
+from gateway.base.errors import CommandFailed
+from gateway.dev.embedded import Postgres
+from gateway.ledger.connection import Connection, Opener, connect, make_durable, open_pool
 from gateway.ledger.migrate import SchemaFile, migrate, read_migrations
-from gateway.ledger.pooler import is_pooled
 from gateway.ledger.reconciliations import reconciling
+from gateway.ledger.servers import is_pooled
 from gateway.ledger.sessions import Sessions
-from gateway.metrics.serve import Metrics
+from gateway.receive.metrics import Metrics
 from tests.support.ledger import Reader, claim_all, claiming, make_claim
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.scraping import Scraped
@@ -292,6 +286,25 @@ async def test_one_server_more_than_handlers_may_hold_is_enough(
         await until(partial(is_done, ledger, 30))
     assert len(calls) == len(set(calls)) == 30
     assert set(await ledger.outcomes()) == {"done"}
+
+
+async def test_second_runs_may_hold_every_server_of_a_pooler(
+    pooled_url: str, ledger: Reader
+) -> None:
+    """The effects of earlier runs are marked in the transaction of the run, on no other server."""
+    inside = asyncio.Barrier(FEW)
+
+    async def fail_first(event: Event, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise Retry("once more", after=0)
+        await count(event, ctx)
+        await inside.wait()
+
+    await claim_all(pooled_url, [make_claim(f"evt_{n}") for n in range(FEW)])
+    async with working(pooled_url, subscribe(fail_first)):
+        await until(partial(is_done, ledger, FEW))
+    assert await ledger.effects() == FEW
+    assert set(await ledger.outcomes()) == {"retry", "done"}
 
 
 async def test_a_pooler_that_is_restarted_under_load_loses_nothing_and_repeats_nothing(

@@ -16,10 +16,9 @@ import httpx
 import pytest
 
 from gateway.console.pages import PAGES
-from gateway.embedded import Postgres, Redis
-from gateway.ledger.connection import PREPARED_ONCE, Connection
+from gateway.dev.embedded import Postgres, Redis
+from gateway.ledger.connection import PREPARED_ONCE, QUERIES, Connection
 from gateway.ledger.filter import Filter
-from gateway.ledger.queries import QUERIES
 from tests.support.databases import TEMPLATE, drop, on_database, run_sql
 from tests.support.processes import Project
 from tests.support.waiting import PATIENCE_S, until
@@ -105,8 +104,9 @@ select n, 1, at, at, 'done', case when route = 'rare' then '0123456789abcdef' en
        gateway.forget_on(at, '35 days')
 from past where status not in ('pending', 'running');
 
-insert into gateway.effects (delivery_id, name, status, token, key_id)
-select n, 'receipt', 'done', gen_random_uuid(), case when route = 'rare' then '0123456789abcdef' end
+insert into gateway.effects (delivery_id, name, status, token, key_id, made_by)
+select n, 'receipt', 'done', gen_random_uuid(),
+       case when route = 'rare' then '0123456789abcdef' end, case when n % 8 = 0 then n - 4 end
 from past where n % 4 = 0;
 
 insert into gateway.effects (delivery_id, name, status, token, error, unknown_at)
@@ -339,6 +339,7 @@ def orders() -> Iterator[Case]:
     for by, account in {"all": None, "account": "acct_rare"}.items():
         asked = (["stripe", "rare"], "handlers.new", *times, "invoice.%", account)
         yield Case(query="count_undelivered", arguments=asked, by=by, rows=2 * 2880)
+        yield Case(query="count_done_by_others", arguments=asked, by=by, rows=2 * 2880)
         asked = (["stripe", "rare"], "handlers.new", "invoice.%", account, None)
         asked = (*asked, NOW - 2 * DAY, "", "", NOW, STEP)
         yield Case(query="walk_events", arguments=asked, by=by, rows=STEP)
@@ -384,9 +385,30 @@ CASES: Final = [
         arguments=("stripe", "handlers.h0", "key_new", RUNNING[0], TOKENS[0], "key_old"),
     ),
     Case(query="keep_once", arguments=("stripe", "handlers.h0", "key_100", 100, TOKENS[0], "a")),
-    Case(query="begin_effect", arguments=(RUNNING[0], TOKENS[0], "receipt", True)),
+    Case(query="begin_effect", arguments=(RUNNING[0], TOKENS[0], "receipt", True, None)),
+    Case(
+        query="reserve_effect",
+        arguments=("stripe", "handlers.h0", "key_new", RUNNING[0], TOKENS[0], "key_old"),
+    ),
+    Case(query="hold_effect_key", arguments=("stripe", "handlers.h0", "key_100", "key_old")),
+    Case(query="read_effect_of_key", arguments=(100, RUNNING[0], "receipt", "former")),
+    Case(query="take_effect_key", arguments=("stripe", "handlers.h0", "key_100", 7, TOKENS[0])),
+    Case(query="free_effect_key", arguments=("stripe", "handlers.h0", "key_100", 100)),
+    Case(query="rename_effect", arguments=(100, "receipt", "receipt per a", "a")),
+    Case(query="forget_effect_link", arguments=(100, "receipt")),
+    Case(
+        query="take_effect",
+        arguments=(7, TOKENS[0], "receipt", "a", 100, "receipt", True, 1, None, NOW),
+    ),
+    Case(
+        query="link_effect",
+        arguments=(7, TOKENS[0], "receipt", "a", 100, True, NOW, "null", None, None),
+    ),
     Case(query="finish_effect", arguments=(100, "receipt", TOKENS[0], "null", None, None)),
-    Case(query="release_effect", arguments=(100, "receipt", TOKENS[0])),
+    Case(
+        query="release_effect",
+        arguments=(100, "receipt", TOKENS[0], "stripe", "handlers.h0", "key_100", None, True, None),
+    ),
     Case(query="publish", arguments=JOB, rows=2),
     Case(query="renew", arguments=(RUNNING, TOKENS, WORKER, DAY), rows=BATCH),
     Case(
@@ -468,6 +490,8 @@ CASES: Final = [
     Case(query="resume", arguments=("stripe", "handlers.h1", "ann", None)),
     Case(query="until_begun", arguments=("stripe", "", timedelta(seconds=1)), rows=100),
     Case(query="list_known_handlers", rows=4 * 3),
+    Case(query="find_route_history", arguments=(["stripe", "nowhere"],)),
+    Case(query="find_handler_history", arguments=(["handlers.h1", "handlers.none"],), rows=2_000),
     Case(query="count_held", arguments=("stripe", ""), rows=EVENTS - RUNNING_FROM),
     Case(query="find_resumed", arguments=(*HANDLERS, 50), rows=3 * 50),
     Case(query="expire_audit", arguments=(30 * DAY, STEP), rows=STEP),
@@ -533,7 +557,7 @@ CASES: Final = [
     Case(query="list_deliveries", arguments=("stripe", event_id(7))),
     Case(query="list_attempts", arguments=(PENDING,), rows=BATCH),
     Case(query="list_effects", arguments=(PENDING,), rows=BATCH),
-    Case(query="find_unknown_effects", arguments=(UNKNOWN[0], None)),
+    Case(query="find_unknown_effects", arguments=(UNKNOWN[0], None, True)),
     Case(query="look_effects", arguments=(NOW, 1, 10_000), rows=EVENTS // 200),
     Case(
         query="describe_effects",
@@ -542,7 +566,8 @@ CASES: Final = [
     ),
     Case(query="count_unknown_effects", arguments=(10_000,), rows=EVENTS // 200),
     Case(query="note_effect_error", arguments=(UNKNOWN[0], "mail", TOKENS[0], "ReadTimeout")),
-    Case(query="mark_effects_unknown", arguments=(RUNNING[0], TOKENS[0], ["mail"])),
+    Case(query="mark_effects_unknown", arguments=(RUNNING[0], TOKENS[0])),
+    Case(query="mark_own_effects", arguments=(RUNNING[0],)),
     Case(
         query="retry_effects",
         arguments=(UNKNOWN, ["mail"] * BATCH, "ann", None, 7),
@@ -636,7 +661,10 @@ CASES: Final = [
     ),
     Case(
         query="seal_past_effects",
-        arguments=(SEALED, ["receipt"] * BATCH, [b"sealed"] * BATCH, KEY_ID),
+        arguments=(
+            *(SEALED, ["receipt"] * BATCH, ["receipt per a"] * BATCH, ["a"] * BATCH),
+            *([b"sealed"] * BATCH, KEY_ID),
+        ),
         rows=BATCH,
     ),
     Case(
@@ -663,7 +691,7 @@ ASIDE: Final = {
     "forget_reconciliations", "forget_rejected", "forget_reload", "group_rejected",
     "hold_order", "hold_rejected", "is_encrypted", "keep_alert", "keep_places", "keep_policies",
     "count_items", "keep_rejected", "keep_reload", "measure_items",
-    "last_reconciliations", "last_scheduled", "leave",
+    "keep_names", "last_reconciliations", "last_scheduled", "leave", "list_names", "lock_names",
     "list_alerts", "list_bloated", "list_exhausted", "list_messages",
     "list_orders", "list_pauses", "list_reconciliations", "list_rejected", "list_reloads",
     "list_secret_uses", "list_totals", "list_workers", "lock_rejected", "mark_order",

@@ -8,13 +8,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from gateway.base.model import Retention
 from gateway.ledger import retention as retention_module
-from gateway.ledger.connection import Connection
-from gateway.ledger.queries import QUERIES
-from gateway.ledger.retention import LOCK, Place, Pruned, Pruner
-from gateway.model import Retention
-from gateway.operate import prune as prune_module
-from gateway.operate.prune import count_to_prune, list_left_alone, prune
+from gateway.ledger.connection import QUERIES, Connection
+from gateway.ledger.retention import LOCK, PruneCursor, Pruned, Pruner
+from gateway.operations import retention as prune_module
+from gateway.operations.retention import count_to_prune, list_left_alone, prune
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 
@@ -190,4 +189,4 @@ async def test_the_sweep_goes_on_where_it_was_and_looks_at_each_routes_dead_in_t
     pruner = Pruner(KEPT)
     assert [(await pruner.step(connection)).dead for _ in range(3)] == [1, 1, 0]
     assert pruner.is_through
-    assert pruner.place == Place(marks=pruner.place.marks, turn=1, idle=3)
+    assert pruner.place == PruneCursor(marks=pruner.place.marks, turn=1, idle=3)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway import Context, Event
+from gateway.config.registry.key_path import KeyPath
 from gateway.providers import PROVIDERS
-from gateway.registry.key_path import KeyPath
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, make_config, make_route, subscribe, working

@@ -10,8 +10,8 @@ import arq.worker
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.queue.connecting import connect_redis
-from gateway.queue.handoff import DELIVER, HandOff
+from gateway.queue.connection import connect_redis
+from gateway.queue.wake_ups import DELIVER, WakeUpSender
 from gateway.queue.worker import IDLE_S, listen_forever
 from tests.support.waiting import until
 
@@ -39,7 +39,7 @@ async def test_what_is_handed_off_is_hinted_at_once(
 ) -> None:
     monkeypatch.setattr("gateway.queue.worker.IDLE_S", 600.0)  # only a wake-up can be the cause
     async with listening(redis_url) as hinted:
-        hand_off = HandOff(connect_redis(redis_url), max_depth=10)
+        hand_off = WakeUpSender(connect_redis(redis_url), max_depth=10)
         for batch in ([1, 2], [3]):
             assert await hand_off.send(batch)
             await until(lambda batch=batch: hinted[-len(batch) :] == batch)
@@ -88,7 +88,7 @@ async def test_errors_of_jobs_that_end_with_redis_are_retrieved(
 async def test_a_batch_that_follows_another_waits_for_company(redis_url: str) -> None:
     """Under load one job carries what many batches brought."""
     async with listening(redis_url) as hinted:
-        hand_off = HandOff(connect_redis(redis_url), max_depth=1000)
+        hand_off = WakeUpSender(connect_redis(redis_url), max_depth=1000)
         jobs: list[int] = []
         send = hand_off.send
 

@@ -12,21 +12,21 @@ import httpx
 import pytest
 import respx
 
-from gateway.errors import CommandFailed, ConfigInvalid
+from gateway.base.errors import CommandFailed, ConfigInvalid
+from gateway.base.model import Rate, ReplayPolicy, Retention
+from gateway.base.secrets import SecretRef
+from gateway.config.registry import Registry
+from gateway.config.routes import Route
+from gateway.config.routes.reconcile import GITHUB_API, STRIPE_API, Reconcile
 from gateway.ledger.connection import connect, open_pool
-from gateway.ledger.forgetting import forget_all
+from gateway.ledger.encryption import OPEN
+from gateway.ledger.erasure import forget_all
 from gateway.ledger.reconciliations import find_reconciliation, last_runs
-from gateway.ledger.refusals import Refusal, note_refusals
-from gateway.ledger.sealed import OPEN
-from gateway.model import Rate, ReplayPolicy, Retention
+from gateway.ledger.rejected import Refusal, note_refusals
+from gateway.operations.reconcile.orders import ReconcileContext, begin, carry_out, resume
+from gateway.operations.reconcile.recovery import MOST_ASKS
+from gateway.operations.reconcile.schedule import Schedule
 from gateway.providers import PROVIDERS
-from gateway.reconcile.orders import Means, begin, carry_out, resume
-from gateway.reconcile.recovery import MOST_ASKS
-from gateway.reconcile.schedule import Schedule
-from gateway.registry import Registry
-from gateway.routes import Route
-from gateway.routes.reconcile import GITHUB_API, STRIPE_API, Reconcile
-from gateway.secrets import SecretRef
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.pgbouncer import needs_own_session
 from tests.support.provider_apis import (
@@ -80,8 +80,8 @@ class Office:
     def __init__(self, url: str, *routes: Route) -> None:
         self.rests: list[float] = []
         self.woken: list[int] = []
-        self.means = Means(
-            vault=OPEN,
+        self.means = ReconcileContext(
+            encryption=OPEN,
             url=url,
             config=make_config(*routes),
             registry=Registry([subscribe(count, route=r.name) for r in routes]),
@@ -252,8 +252,8 @@ async def test_types_that_no_handler_takes_are_left_alone_where_the_route_names_
     """A listing has all of the account's events, also those that the endpoint is never sent."""
     stripe.events = [stripe_event(1, NOW - MINUTE * 9), stripe_event(2, NOW - MINUTE * 9, type="x")]
     office = Office(database_url, stripe_route())
-    office.means = Means(
-        vault=OPEN,
+    office.means = ReconcileContext(
+        encryption=OPEN,
         url=database_url,
         config=office.means.config,
         registry=Registry([subscribe(count), subscribe(count, name="x")][:0]),
@@ -357,7 +357,7 @@ async def test_a_long_search_for_the_beginning_shows_that_somebody_is_there(
         return await fake.answer(request)
 
     play(STRIPE_API, answer)
-    monkeypatch.setattr("gateway.reconcile.run.COUNT_EVERY_S", 0.0)
+    monkeypatch.setattr("gateway.operations.reconcile.run.COUNT_EVERY_S", 0.0)
     row = await Office(database_url, stripe_route()).reconcile("stripe")
     assert row["status"] == "done"
     assert len(set(steps)) == len(steps) == 4
@@ -374,7 +374,9 @@ async def test_the_clock_of_the_ledger_decides_and_not_that_of_this_host(
     """Keys are forgotten by it: a host that is behind would fetch what was seen and forgotten,
     and one that is ahead leave a hole between its run and the next."""
     for module in ("orders", "run"):
-        monkeypatch.setattr(f"gateway.reconcile.{module}.datetime", _clock(ahead), raising=False)
+        monkeypatch.setattr(
+            f"gateway.operations.reconcile.{module}.datetime", _clock(ahead), raising=False
+        )
     route = stripe_route(retention=Retention(key=2 * DAY, payload=DAY, dead=DAY))
     stripe.events = [stripe_event(1, NOW - 5 * DAY), stripe_event(2, NOW - DAY)]
     row = await Office(database_url, route).reconcile("stripe", 20 * DAY)
@@ -892,7 +894,7 @@ async def test_a_schedule_begins_now_and_goes_on_where_the_last_good_run_ended(
     schedules = [
         Schedule(
             pool,
-            vault=OPEN,
+            encryption=OPEN,
             url=database_url,
             config=make_config(route),
             registry=Registry([subscribe(count)]),
@@ -942,7 +944,7 @@ async def test_until_a_scheduled_run_is_good_the_next_begins_where_the_first_did
     pool = await open_pool(database_url, name="test", size=2, command_timeout_s=30)
     schedule = Schedule(
         pool,
-        vault=OPEN,
+        encryption=OPEN,
         url=database_url,
         config=make_config(route),
         registry=Registry([subscribe(count)]),
@@ -972,7 +974,7 @@ async def test_a_schedule_outlives_a_failing_provider_and_a_missing_key(
     schedule = Schedule(
         pool,
         url=database_url,
-        vault=OPEN,
+        encryption=OPEN,
         config=make_config(route),
         registry=Registry([]),
         hint=print,
@@ -1036,7 +1038,7 @@ async def test_what_was_closed_long_ago_is_forgotten(
     schedule = Schedule(
         pool,
         url=database_url,
-        vault=OPEN,
+        encryption=OPEN,
         config=office.means.config,
         registry=Registry([]),
         hint=print,

@@ -14,19 +14,18 @@ from starlette.applications import Starlette
 
 from gateway import Context, Event, Reject
 from gateway.api.http import routes
-from gateway.api.office import Office
+from gateway.api.operation import OperationContext
 from gateway.api.operations import OPERATIONS
+from gateway.base.model import Envelope
+from gateway.base.secrets import Secret
+from gateway.config.registry import Registry
+from gateway.config.routes import Config
+from gateway.config.settings import Settings
 from gateway.ledger.connection import open_pool
-from gateway.ledger.making import make_claim as make_real_claim
-from gateway.ledger.sealed import OPEN
-from gateway.model import Envelope
+from gateway.ledger.make_claim import make_claim as make_real_claim
+from gateway.privacy.redaction import FieldPath, RedactAt, Redaction
 from gateway.providers import PROVIDERS
-from gateway.redaction import FieldPath, RedactAt, Redaction
-from gateway.registry import Registry
-from gateway.routes import Config
-from gateway.secrets import Secret
-from gateway.settings import Settings
-from gateway.spool.record import encode
+from gateway.receive.spool.file import encode
 from tests.support.guarding import a_guard
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -168,7 +167,6 @@ def store(headers: dict[str, str], body: bytes, *paths: str) -> Any:
         body=body,
         digest=hashlib.sha256(body).digest(),
         received_at=datetime.now(UTC),
-        vault=OPEN,
     )
 
 
@@ -207,8 +205,8 @@ async def api(database_url: str, tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 
     async def wake(_: Any) -> None: ...
 
-    def open_office(actor: str) -> Office:
-        return Office(settings=Settings(config=file), ledger=pool, actor=actor, wake=wake)
+    def open_office(actor: str) -> OperationContext:
+        return OperationContext(settings=Settings(config=file), ledger=pool, actor=actor, wake=wake)
 
     app = Starlette(
         routes=routes(

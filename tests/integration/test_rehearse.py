@@ -2,29 +2,35 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
 
-from gateway.embedded import Postgres
-from gateway.errors import CommandFailed
-from gateway.project import load_project
-from gateway.samples import Recorded
-from gateway.settings import Settings
-from gateway.testing.rehearse import Report, Request, Verdict, rehearse
+from gateway.base.errors import CommandFailed
+from gateway.dev.embedded import Postgres
+from gateway.providers.samples import Recorded
+from gateway.testing.rehearse import Report, Verdict
 from gateway.testing.rehearse.answers import GivenAnswer
-from gateway.testing.rehearse.findings import Fault, Finding
+from gateway.testing.rehearse.findings import Fault, RehearsalFinding
 from gateway.testing.rehearse.tables import Change
 from tests.support.databases import run_sql
-from tests.support.in_process import in_project
 from tests.support.ledger import Reader
+from tests.support.rehearsals import (
+    SHOP,
+    Planted,
+    Reports,
+    check_planted,
+    handlers_of,
+    other_notes,
+    rehearse_shop,
+    the_finding,
+)
 
 ROOT: Final = Path(__file__).parents[2]
-SHOP: Final = ROOT / "tests/rehearsed"
 
 GUIDE_ROUTES: Final = """
 schema: [shop/schema.sql]
@@ -35,46 +41,16 @@ routes:
     handlers: [shop.guide]
 """
 
-Reports = Mapping[str, Report]
-
-
-def _rehearse(
-    server_url: str,
-    directory: Path,
-    *handlers: str,
-    recorded: Mapping[str, Recorded] | None = None,
-    answers: Sequence[GivenAnswer] = (),
-    reads: Sequence[str] = (),
-) -> Reports:
-    found: dict[str, Report] = {}
-    with in_project(directory):
-        request = Request(
-            project=load_project(Settings()),
-            handlers=handlers,
-            recorded=recorded or {},
-            answers=answers,
-            reads=reads,
-            server_url=server_url,
-        )
-        rehearse(request, lambda report: found.update({report.handler: report}))
-    return found
-
 
 @pytest.fixture(scope="module")
 def reports(postgres: Postgres) -> Reports:
-    """The whole shop, once."""
-    return _rehearse(postgres.url, SHOP)
+    """All that is not in a module of its own (test_rehearse_world.py), once."""
+    modules = ("shop.mistakes", "shop.fine", "shop.repositories", "shop.chores")
+    return rehearse_shop(postgres.url, SHOP, *handlers_of(SHOP, *modules))
 
 
-class Planted(NamedTuple):
-    """A mistake, and what is to be said of it."""
-
-    handler: str
-    fault: Fault
-    schedule: str
-    subject: str
-    source: str
-
+FIRE: Final = "post_and_forget"
+"""Nobody learns how its call ended, which is a finding of its own."""
 
 PLANTED: Final = [
     Planted(
@@ -105,7 +81,7 @@ PLANTED: Final = [
         Fault.CALLED,
         "killed after POST https://mail.example/send (shop/mistakes.py:",
         "POST https://mail.example/send",
-        'await ctx.http.post("https://mail.example/send")',
+        '(await ctx.http.post("https://mail.example/send")).raise_for_status()',
     ),
     Planted(
         "mail_by_smtp",
@@ -161,7 +137,7 @@ PLANTED: Final = [
         Fault.CALLED,
         "run twice in a row",
         "POST https://api.example/charges",
-        "await ctx.http.post(",
+        "answer = await ctx.http.post(",
     ),
     Planted(
         "forget_to_await",
@@ -196,7 +172,7 @@ PLANTED: Final = [
         Fault.CALLED,
         "run twice in a row",
         "POST https://mail.example/send",
-        'await ctx.http.post("https://mail.example/send")',
+        '(await ctx.http.post("https://mail.example/send")).raise_for_status()',
     ),
     Planted(
         "post_and_forget",
@@ -210,7 +186,7 @@ PLANTED: Final = [
         Fault.CALLED,
         "run twice in a row",
         "POST https://api.example/graphql",
-        "await ctx.http.post(",
+        "answer = await ctx.http.post(",
     ),
 ]
 
@@ -218,34 +194,21 @@ PLANTED: Final = [
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.handler)
 def test_a_planted_mistake_is_found_with_its_line(reports: Reports, planted: Planted) -> None:
     report = reports[f"shop.mistakes.{planted.handler}"]
-    assert report.verdict is Verdict.UNSAFE
-    [finding] = report.findings
-    assert finding.fault is planted.fault
-    assert finding.schedule.startswith(planted.schedule)
-    assert finding.subject.startswith(planted.subject)
-    assert (finding.source or "").startswith(planted.source)
-    file, _, line = (finding.place or "").rpartition(":")
-    text = (SHOP / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
-    assert text.strip() == finding.source
+    check_planted(report, planted, others=[Fault.LOST] if planted.handler == FIRE else [])
 
 
-def _finding(reports: Reports, handler: str) -> Finding:
-    [finding] = reports[handler].findings
-    return finding
-
-
-def _change(finding: Finding) -> Change:
+def _change(finding: RehearsalFinding) -> Change:
     assert finding.difference is not None
     [change] = finding.difference.changes
     return change
 
 
 def test_the_differing_rows_are_told(reports: Reports) -> None:
-    added = _change(_finding(reports, "shop.mistakes.insert_blindly"))
+    added = _change(the_finding(reports, "shop.mistakes.insert_blindly"))
     assert added.before is None
     assert added.after is not None
     assert added.after.keys() == {"intent", "amount"}  # the number from a sequence says nothing
-    summed = _change(_finding(reports, "shop.mistakes.add_up"))
+    summed = _change(the_finding(reports, "shop.mistakes.add_up"))
     assert summed.before is not None
     assert summed.after is not None
     assert (summed.before["balance"], summed.after["balance"]) == (1, 2)
@@ -253,12 +216,12 @@ def test_the_differing_rows_are_told(reports: Reports) -> None:
 
 
 def test_the_statement_is_told_where_the_line_says_little(reports: Reports) -> None:
-    finding = _finding(reports, "shop.mistakes.insert_blindly")
+    finding = the_finding(reports, "shop.mistakes.insert_blindly")
     assert finding.statement == "insert into payments (intent, amount) values ($1, $2)"
 
 
 def test_every_sending_is_told(reports: Reports) -> None:
-    finding = _finding(reports, "shop.mistakes.mail_by_http")
+    finding = the_finding(reports, "shop.mistakes.mail_by_http")
     assert len(finding.calls) == 2
     assert finding.expected_calls == 1
     assert '"to"' in finding.calls[0].content
@@ -281,7 +244,7 @@ def test_every_sending_is_told(reports: Reports) -> None:
     ],
 )
 def test_each_kind_of_mistake_has_its_advice(reports: Reports, handler: str, advice: str) -> None:
-    assert advice in _finding(reports, f"shop.mistakes.{handler}").advice
+    assert advice in the_finding(reports, f"shop.mistakes.{handler}").advice
 
 
 def test_those_who_made_no_mistake_are_left_alone(reports: Reports) -> None:
@@ -303,7 +266,7 @@ def test_a_handler_that_did_nothing_is_not_called_safe(reports: Reports) -> None
 
 
 def test_sql_of_the_gateway_itself_is_not_told(reports: Reports) -> None:
-    assert _finding(reports, "shop.mistakes.publish_what_changes").statement is None
+    assert the_finding(reports, "shop.mistakes.publish_what_changes").statement is None
 
 
 @pytest.mark.parametrize(
@@ -330,7 +293,7 @@ def test_the_same_failure_on_several_events_is_told_once(reports: Reports) -> No
 
 
 def test_what_the_world_answers_and_what_only_reads_can_be_said(postgres: Postgres) -> None:
-    reports = _rehearse(
+    reports = rehearse_shop(
         postgres.url,
         SHOP,
         "read_the_answer",
@@ -346,15 +309,16 @@ def test_what_the_world_answers_and_what_only_reads_can_be_said(postgres: Postgr
 
 
 def test_a_call_that_may_come_twice_when_a_worker_dies_is_a_note(reports: Reports) -> None:
-    [note] = reports["shop.fine.mail_once_without_key"].notes
+    [note] = other_notes(reports, "shop.fine.mail_once_without_key")
     assert "may be sent twice if the worker dies during the call" in note
     assert "ctx.idempotency_key('receipt')" in note
-    for guarded in ("mail_once", "mail_at_most_once", "leave_it_to_the_callee"):
-        assert not reports[f"shop.fine.{guarded}"].notes
+    guards = ("mail_once", "mail_at_most_once", "mail_once_per_session", "leave_it_to_the_callee")
+    for guarded in guards:
+        assert not other_notes(reports, f"shop.fine.{guarded}")
 
 
 def test_a_repeated_put_is_noted_once_whatever_the_event(reports: Reports) -> None:
-    [note] = reports["shop.fine.put_a_state"].notes
+    [note] = other_notes(reports, "shop.fine.put_a_state")
     assert "is sent again by a second run: fine where the callee takes PUT" in note
 
 
@@ -366,7 +330,7 @@ def test_a_handlers_own_decision_is_an_outcome(reports: Reports) -> None:
 
 
 def test_what_is_missing_is_made_up(reports: Reports) -> None:
-    finding = _finding(reports, "shop.mistakes.add_points")
+    finding = the_finding(reports, "shop.mistakes.add_points")
     assert finding.event == "payment_intent.succeeded, with a row made up in loyalty"
     waiting = reports["shop.fine.wait_for_the_row"]
     assert waiting.verdict is Verdict.SAFE
@@ -394,12 +358,12 @@ def test_a_handler_without_a_sample_is_not_rehearsed(reports: Reports) -> None:
 def test_a_queue_is_rehearsed_on_the_jobs_that_others_publish(reports: Reports) -> None:
     report = reports["shop.chores.do_a_chore"]
     assert report.events == ("chores",)
-    assert _finding(reports, "shop.chores.do_a_chore").subject == "payments"
+    assert the_finding(reports, "shop.chores.do_a_chore").subject == "payments"
 
 
 @pytest.mark.parametrize("handler", ["keep_the_newest", "keep_how_it_was_closed"])
 def test_github_is_rehearsed_in_pairs_too(reports: Reports, handler: str) -> None:
-    finding = _finding(reports, f"shop.repositories.{handler}")
+    finding = the_finding(reports, f"shop.repositories.{handler}")
     assert finding.fault is Fault.ORDER
     assert finding.subject == "customers"
 
@@ -410,7 +374,7 @@ def test_where_no_later_event_is_tried_it_is_said(reports: Reports) -> None:
 
 
 def test_the_handlers_of_this_repository_are_safe(postgres: Postgres) -> None:
-    reports = _rehearse(postgres.url, ROOT)
+    reports = rehearse_shop(postgres.url, ROOT)
     assert len(reports) >= 8
     assert {name: r.findings for name, r in reports.items() if r.verdict is not Verdict.SAFE} == {}
     assert all(report.schedules >= 8 for report in reports.values())
@@ -424,7 +388,7 @@ def _rehearse_guide(server_url: str, directory: Path, handler: str, intent: str)
     (directory / "config/routes.yaml").write_text(GUIDE_ROUTES, encoding="utf-8")
     (directory / "shop/schema.sql").write_text(table, encoding="utf-8")
     (directory / "shop/guide.py").write_text(handler, encoding="utf-8")
-    return _rehearse(server_url, directory)["shop.guide.book_payment"]
+    return rehearse_shop(server_url, directory)["shop.guide.book_payment"]
 
 
 def test_the_example_of_the_guide_is_found_and_its_correction_is_safe(
@@ -433,7 +397,7 @@ def test_the_example_of_the_guide_is_found_and_its_correction_is_safe(
     guide = (ROOT / "docs/rehearse.md").read_text(encoding="utf-8")
     wrong, right = re.findall(r"^```python\n(.*?)^```$", guide, flags=re.MULTILINE | re.DOTALL)
     report = _rehearse_guide(postgres.url, tmp_path / "wrong", wrong, "text")
-    assert [finding.fault for finding in report.findings] == [Fault.ADDED, Fault.CALLED]
+    assert [f.fault for f in report.findings] == [Fault.ADDED, Fault.CALLED, Fault.LOST]
     for finding in report.findings:
         line = (finding.place or "").rpartition(":")[2]
         assert f"handlers/shop.py:{line}: {finding.source}\n" in guide
@@ -454,7 +418,7 @@ def modest_url(postgres: Postgres) -> Iterator[str]:
 
 def test_a_role_that_may_little_is_enough(modest_url: str) -> None:
     names = ("look_then_insert", "keep_a_journal", "read_the_settings")
-    reports = _rehearse(modest_url, SHOP, *names)
+    reports = rehearse_shop(modest_url, SHOP, *names)
     assert [report.verdict for report in reports.values()] == [
         Verdict.UNSAFE,
         Verdict.SAFE,
@@ -464,13 +428,15 @@ def test_a_role_that_may_little_is_enough(modest_url: str) -> None:
 
 def test_a_handler_that_is_not_there_is_refused_before_anything_is_started() -> None:
     with pytest.raises(CommandFailed, match=r"no handler 'nobody'; expected one of shop\.chores"):
-        _rehearse("postgresql://nobody@127.0.0.1:1/nothing", SHOP, "nobody")
+        rehearse_shop("postgresql://nobody@127.0.0.1:1/nothing", SHOP, "nobody")
 
 
 def test_an_event_that_no_handler_takes_is_refused_before_anything_is_started() -> None:
     recorded = Recorded(provider="github", type="ping", id="1", headers={}, body=b"{}")
     with pytest.raises(CommandFailed, match=r"p\.json: no handler takes ping of github"):
-        _rehearse("postgresql://nobody@127.0.0.1:1/nothing", SHOP, recorded={"p.json": recorded})
+        rehearse_shop(
+            "postgresql://nobody@127.0.0.1:1/nothing", SHOP, recorded={"p.json": recorded}
+        )
 
 
 def test_an_event_that_a_named_handler_does_not_take_is_refused() -> None:
@@ -478,11 +444,11 @@ def test_an_event_that_a_named_handler_does_not_take_is_refused() -> None:
     with pytest.raises(
         CommandFailed, match=r"c\.json: customer\.updated of stripe is not taken by"
     ):
-        _rehearse(
+        rehearse_shop(
             "postgresql://nobody@127.0.0.1:1/nothing", SHOP, "add_up", recorded={"c.json": recorded}
         )
     with pytest.raises(CommandFailed, match=r"add_up takes payment_intent\.succeeded, and none of"):
-        _rehearse(
+        rehearse_shop(
             "postgresql://nobody@127.0.0.1:1/nothing",
             SHOP,
             "add_up",

@@ -17,10 +17,10 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from gateway.embedded import Postgres
-from gateway.errors import ConfigInvalid
-from gateway.project import load_project
-from gateway.settings import Settings
+from gateway.base.errors import ConfigInvalid
+from gateway.config.project import load_project
+from gateway.config.settings import Settings
+from gateway.dev.embedded import Postgres
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
 from gateway.testing.rehearse.findings import Fault
 from gateway.testing.rehearse.guard import guarding_imports
@@ -57,7 +57,8 @@ def object_of(event):
     return event.payload["data"]["object"]
 
 async def post(ctx):
-    await ctx.http.post("https://mail.example/send", json={"n": 1})
+    answer = await ctx.http.post("https://mail.example/send", json={"n": 1})
+    answer.raise_for_status()
 
 @resource
 async def bank():
@@ -281,7 +282,7 @@ def test_a_rehearsal_that_breaks_leaves_the_others_alone(
             raise IndexError("no such argument")
         yield from wanted_rows(steps, tables)
 
-    monkeypatch.setattr("gateway.testing.rehearse.acquaintance.wanted_rows", break_down)
+    monkeypatch.setattr("gateway.testing.rehearse.single_runs.wanted_rows", break_down)
     reports = reviewed("""
 @handler(PAID)
 async def broken(event, ctx):
@@ -304,7 +305,7 @@ async def by_the_clock(event, ctx):
 
 async def post_twice(ctx):
     await post(ctx)
-    await ctx.http.post("https://sms.example/send")
+    (await ctx.http.post("https://sms.example/send")).raise_for_status()
 
 @handler(PAID)
 async def by_the_event(event, ctx):

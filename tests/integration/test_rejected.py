@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from gateway.api.office import Office
+from gateway.api.operation import OperationContext
 from gateway.api.operations.rejected import (
     REJECTED,
     REJECTED_GROUPS,
@@ -23,7 +23,9 @@ from gateway.api.operations.rejected import (
     ShowRejectedParams,
 )
 from gateway.api.shapes import ReleasedRow
-from gateway.errors import CommandFailed, NotFound
+from gateway.base.errors import CommandFailed, NotFound
+from gateway.config.project import load_project
+from gateway.config.settings import Settings
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.rejected import (
     Bounds,
@@ -34,14 +36,12 @@ from gateway.ledger.rejected import (
     keep_items,
     keep_rejected,
 )
-from gateway.metrics.serve import Metrics
-from gateway.operate.erase import Subject, count_to_erase, erase
-from gateway.project import load_project
+from gateway.operations.retention import ErasureSubject, count_to_erase, erase
+from gateway.processes.serve import make_recorder
 from gateway.providers import PROVIDERS
-from gateway.receive.refused import Refused
+from gateway.receive.metrics import Metrics
+from gateway.receive.rejected_requests import RejectedRequests
 from gateway.receive.waiting import PER_ROUTE, PER_SENDER
-from gateway.server import make_recorder
-from gateway.settings import Settings
 from tests.support.in_process import in_project
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import (
@@ -214,7 +214,7 @@ async def test_an_erasure_takes_what_names_its_subject(
         row(route="github", body=b"acct_7"),
     ]
     await keep_rejected(connection, rows, Bounds(50, 10**9))
-    subject = Subject(account="acct_7", route="stripe")
+    subject = ErasureSubject(account="acct_7", route="stripe")
     counted, _ = await count_to_erase(connection, subject, None)
     erased, _ = await erase(connection, subject, None, actor="ann", reason="asked to")
     assert (counted.rejected, erased.rejected) == (3, 3)
@@ -225,7 +225,7 @@ async def test_an_erasure_takes_what_names_its_subject(
 
 async def test_an_event_that_was_only_ever_refused_can_be_erased(connection: Connection) -> None:
     await keep_rejected(connection, [row(body=b'{"id": "evt_9"}')], Bounds(50, 10**9))
-    subject = Subject(event_id="evt_9")
+    subject = ErasureSubject(event_id="evt_9")
     erased, _ = await erase(connection, subject, None, actor="ann", reason="asked to")
     assert (erased.events, erased.rejected) == (0, 1)
     with pytest.raises(NotFound):
@@ -261,7 +261,9 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def office(project: Project, settings: Settings, connection: Connection, secrets: None) -> Office:
+def office(
+    project: Project, settings: Settings, connection: Connection, secrets: None
+) -> OperationContext:
     woken: list[int] = []
 
     async def wake(ids: Sequence[int]) -> None:
@@ -275,13 +277,17 @@ def office(project: Project, settings: Settings, connection: Connection, secrets
     project.write("shop/effects.py", HANDLERS)
     with in_project(project.directory):
         loaded = load_project(settings, with_secrets=True)
-    return Office(settings=settings, ledger=connection, actor="ann", wake=wake, loaded=loaded)
+    return OperationContext(
+        settings=settings, ledger=connection, actor="ann", wake=wake, loaded=loaded
+    )
 
 
-def refused_of(office: Office, url: str, *, rows: int = 200) -> tuple[Refused, CollectorRegistry]:
+def refused_of(
+    office: OperationContext, url: str, *, rows: int = 200
+) -> tuple[RejectedRequests, CollectorRegistry]:
     metrics = Metrics()
     assert office.loaded is not None
-    refused = Refused(
+    refused = RejectedRequests(
         url,
         recorder=make_recorder(office.loaded),
         bounds=Bounds(rows, 10**8),
@@ -299,7 +305,7 @@ def outcomes(registry: CollectorRegistry) -> dict[str, float | None]:
 
 
 async def test_a_flood_of_bad_signatures_writes_a_bounded_number_of_rows(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     """As many as come in a minute: one write, of the few places that there are."""
     refused, registry = refused_of(office, database_url)
@@ -315,7 +321,7 @@ async def test_a_flood_of_bad_signatures_writes_a_bounded_number_of_rows(
 
 
 async def test_what_waits_for_postgres_is_written_together(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     """In a commit for each kind: a stop has no time for a commit of each request."""
     refused, _ = refused_of(office, database_url, rows=1000)
@@ -329,7 +335,7 @@ async def test_what_waits_for_postgres_is_written_together(
 
 
 async def test_what_a_ledger_that_is_away_does_not_take_is_counted_and_gone(
-    office: Office, ledger: Reader
+    office: OperationContext, ledger: Reader
 ) -> None:
     refused, registry = refused_of(office, "postgresql://127.0.0.1:1/none")
     for _ in range(3):
@@ -339,7 +345,7 @@ async def test_what_a_ledger_that_is_away_does_not_take_is_counted_and_gone(
 
 
 async def test_no_ring_is_kept_where_none_is_wanted(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     refused, _ = refused_of(office, database_url, rows=0)
     refused.keep(turned_away())
@@ -347,7 +353,9 @@ async def test_no_ring_is_kept_where_none_is_wanted(
     assert await ledger.value("select count(*) from gateway.rejected") == 0
 
 
-async def test_credentials_are_not_kept(office: Office, database_url: str, ledger: Reader) -> None:
+async def test_credentials_are_not_kept(
+    office: OperationContext, database_url: str, ledger: Reader
+) -> None:
     refused, _ = refused_of(office, database_url)
     hidden = {
         "authorization": "Bearer tok-1", "cookie": "sid=tok-2", "x-gitlab-token": "tok-3",
@@ -368,7 +376,7 @@ async def test_credentials_are_not_kept(office: Office, database_url: str, ledge
 # Release
 
 
-async def keep(office: Office, url: str, *requests: Any) -> list[int]:
+async def keep(office: OperationContext, url: str, *requests: Any) -> list[int]:
     refused, _ = refused_of(office, url)
     for request in requests:
         refused.keep(request)
@@ -377,7 +385,7 @@ async def keep(office: Office, url: str, *requests: Any) -> list[int]:
     return sorted(r["id"] for r in rows["items"])
 
 
-async def release(office: Office, **params: Any) -> list[ReleasedRow]:
+async def release(office: OperationContext, **params: Any) -> list[ReleasedRow]:
     page = await RELEASE.run(office, ReleaseParams(**params))
     assert page["next"] is None
     return page["items"]
@@ -394,7 +402,7 @@ def forged(event_id: str, **more: Any) -> Any:
 
 
 async def test_what_is_valid_now_is_claimed_and_what_is_forged_stays_out(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     good, bad = await keep(office, database_url, signed("evt_1"), forged("evt_2"))
     [first, second] = await release(office, all=True, reason="the secret is right now")
@@ -419,8 +427,24 @@ async def test_what_is_valid_now_is_claimed_and_what_is_forged_stays_out(
     assert counted == [{"outcome": "accepted", "n": 1}]
 
 
+@pytest.mark.parametrize("kept_as", ["stripe", "payments"])
+async def test_a_request_of_a_renamed_route_is_released_to_its_identity(
+    kept_as: str, office: OperationContext, database_url: str, ledger: Reader
+) -> None:
+    """Also one that a `serve` kept under the name, since it had started without the ledger."""
+    await ledger.run(
+        "insert into gateway.names (kind, name, identity) values ('route', 'stripe', 'payments')"
+    )
+    await keep(office, database_url, signed("evt_1"))
+    await ledger.run("update gateway.rejected set route = $1", kept_as)
+    page = await RELEASE.perform(office, ReleaseParams(all=True))
+    [released] = page["items"]
+    assert (released["outcome"], released["route"]) == ("accepted", "stripe")
+    assert await ledger.value("select route from gateway.processed_events") == "payments"
+
+
 async def test_a_release_keeps_the_time_when_it_came(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     """An hour later the signed time is long stale, and was not when it came."""
     came_at = datetime.now(UTC) - HOUR
@@ -434,7 +458,9 @@ async def test_a_release_keeps_the_time_when_it_came(
     assert await ledger.value("select received_at from gateway.processed_events") == came_at
 
 
-async def test_what_was_stale_when_it_came_stays_stale(office: Office, database_url: str) -> None:
+async def test_what_was_stale_when_it_came_stays_stale(
+    office: OperationContext, database_url: str
+) -> None:
     came_at = datetime.now(UTC)
     body, _ = stripe_request("evt_1")
     sent = PROVIDERS["stripe"].sign(
@@ -448,12 +474,16 @@ async def test_what_was_stale_when_it_came_stays_stale(office: Office, database_
 
 
 async def test_two_who_release_the_same_leave_one_event(
-    office: Office, database_url: str, ledger: Reader, project: Project, settings: Settings
+    office: OperationContext,
+    database_url: str,
+    ledger: Reader,
+    project: Project,
+    settings: Settings,
 ) -> None:
     await keep(office, database_url, *(signed(f"evt_{n}") for n in range(5)))
     others = [await connect(database_url, name="test") for _ in range(3)]
     offices = [
-        Office(
+        OperationContext(
             settings=settings, ledger=own, actor=f"racer {n}", wake=office.wake,
             loaded=office.loaded,
         )
@@ -469,7 +499,7 @@ async def test_two_who_release_the_same_leave_one_event(
         await own.close()
 
 
-async def test_a_second_release_finds_it_done(office: Office, database_url: str) -> None:
+async def test_a_second_release_finds_it_done(office: OperationContext, database_url: str) -> None:
     [id] = await keep(office, database_url, signed("evt_1"))
     await release(office, ids=[id])
     [again] = await release(office, ids=[id])
@@ -478,7 +508,7 @@ async def test_a_second_release_finds_it_done(office: Office, database_url: str)
 
 
 async def test_what_the_sender_has_sent_again_is_a_duplicate(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
     [id] = await keep(office, database_url, signed("evt_1"))
@@ -488,7 +518,7 @@ async def test_what_the_sender_has_sent_again_is_a_duplicate(
 
 
 async def test_a_repeated_body_is_released_only_if_a_person_says_so(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     body, headers = github_request("guid_1")
     _, again = github_request("guid_2")
@@ -513,7 +543,7 @@ async def test_a_repeated_body_is_released_only_if_a_person_says_so(
 
 
 async def test_all_repeats_of_a_route_are_released_by_their_code(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     body, headers = github_request("guid_1")
     repeats = [github_request(f"guid_{n}")[1] for n in (2, 3)]
@@ -534,7 +564,7 @@ async def test_all_repeats_of_a_route_are_released_by_their_code(
 
 
 async def test_a_body_that_was_not_kept_cannot_be_released(
-    office: Office, database_url: str
+    office: OperationContext, database_url: str
 ) -> None:
     await keep(
         office,
@@ -550,7 +580,7 @@ async def test_a_body_that_was_not_kept_cannot_be_released(
 
 
 async def test_what_came_to_a_wrong_url_can_be_released_to_its_route(
-    office: Office, database_url: str
+    office: OperationContext, database_url: str
 ) -> None:
     lost = signed("evt_1", route="", code="NOT_FOUND", path="/hooks/stripe")
     [id] = await keep(office, database_url, lost)
@@ -565,7 +595,7 @@ async def test_what_came_to_a_wrong_url_can_be_released_to_its_route(
 
 
 async def test_what_is_older_than_keys_are_sure_to_be_kept_is_not_let_in(
-    office: Office, database_url: str
+    office: OperationContext, database_url: str
 ) -> None:
     """Its event may have been accepted, and its key forgotten: it would take effect twice."""
     assert office.loaded is not None
@@ -588,7 +618,7 @@ async def test_what_is_older_than_keys_are_sure_to_be_kept_is_not_let_in(
 
 
 async def test_a_dry_run_verifies_and_changes_nothing(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     await keep(office, database_url, signed("evt_1"), forged("evt_2"))
     rows = await release(office, all=True, dry_run=True)
@@ -600,7 +630,7 @@ async def test_a_dry_run_verifies_and_changes_nothing(
 
 
 async def test_all_are_released_piece_by_piece(
-    office: Office, connection: Connection, ledger: Reader
+    office: OperationContext, connection: Connection, ledger: Reader
 ) -> None:
     rows = [row(n, body=None) for n in range(120)]
     await keep_rejected(connection, rows, Bounds(500, 10**9))
@@ -614,7 +644,7 @@ async def test_all_are_released_piece_by_piece(
     assert sizes == [50, 50, 20]
 
 
-async def test_a_release_says_which_or_all(office: Office) -> None:
+async def test_a_release_says_which_or_all(office: OperationContext) -> None:
     for params in (ReleaseParams(), ReleaseParams(ids=[1], all=True)):
         with pytest.raises(CommandFailed):
             await RELEASE.run(office, params)
@@ -622,7 +652,7 @@ async def test_a_release_says_which_or_all(office: Office) -> None:
     assert gone["outcome"] == "already"
 
 
-async def test_groups_and_rows_say_why(office: Office, database_url: str) -> None:
+async def test_groups_and_rows_say_why(office: OperationContext, database_url: str) -> None:
     await keep(office, database_url, *(forged(f"evt_{n}") for n in range(PER_SENDER)))
     body, headers = github_request("guid_1")
     await keep(office, database_url, turned_away(body, headers))
@@ -639,7 +669,7 @@ async def test_groups_and_rows_say_why(office: Office, database_url: str) -> Non
 
 
 async def test_a_body_is_shown_when_asked_for_and_obeys_redact(
-    office: Office, database_url: str, project: Project, tmp_path: Path
+    office: OperationContext, database_url: str, project: Project, tmp_path: Path
 ) -> None:
     [id] = await keep(office, database_url, turned_away(b'{"email": "a@b.c"}', {}))
     shown = await SHOW_REJECTED.run(office, ShowRejectedParams(rejected_id=id))
@@ -649,7 +679,9 @@ async def test_a_body_is_shown_when_asked_for_and_obeys_redact(
     text = (project.directory / "config/routes.yaml").read_text()
     cut = text.replace("provider: stripe\n", "provider: stripe\n    redact: [email]\n")
     project.write("config/routes.yaml", cut)
-    fresh = Office(settings=office.settings, ledger=office.ledger, actor="ann", wake=office.wake)
+    fresh = OperationContext(
+        settings=office.settings, ledger=office.ledger, actor="ann", wake=office.wake
+    )
     shown = await SHOW_REJECTED.run(fresh, ShowRejectedParams(rejected_id=id, body=True))
     assert "a@b.c" not in (shown["body"] or "")
     with pytest.raises(NotFound):
@@ -657,7 +689,7 @@ async def test_a_body_is_shown_when_asked_for_and_obeys_redact(
 
 
 async def test_writing_down_goes_on_after_the_first_time(
-    office: Office, database_url: str, ledger: Reader
+    office: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     refused, _ = refused_of(office, database_url)
     for n in (1, 2):
@@ -680,7 +712,7 @@ PLAIN = "customer@example.com"
 def encrypted(
     project: Project, settings: Settings, connection: Connection, secrets: None,
     monkeypatch: pytest.MonkeyPatch,
-) -> Office:  # fmt: skip
+) -> OperationContext:  # fmt: skip
     monkeypatch.setenv("GATEWAY_TEST_KEY", KEY)
     project.write(
         "config/routes.yaml",
@@ -696,11 +728,13 @@ def encrypted(
 
     async def wake(_: Sequence[int]) -> None: ...
 
-    return Office(settings=settings, ledger=connection, actor="ann", wake=wake, loaded=loaded)
+    return OperationContext(
+        settings=settings, ledger=connection, actor="ann", wake=wake, loaded=loaded
+    )
 
 
 async def test_of_an_encrypted_route_nothing_is_kept_in_plain_text(
-    encrypted: Office, database_url: str, ledger: Reader
+    encrypted: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     """Nor of a path that no route has: it may have been for that one. A release reads it."""
     body, headers = stripe_request("evt_1", extra=PLAIN)
@@ -725,7 +759,7 @@ async def test_of_an_encrypted_route_nothing_is_kept_in_plain_text(
 
 
 async def test_what_is_sealed_for_one_row_opens_in_no_other(
-    encrypted: Office, database_url: str, ledger: Reader
+    encrypted: OperationContext, database_url: str, ledger: Reader
 ) -> None:
     body, headers = stripe_request("evt_1")
     [id] = await keep(encrypted, database_url, turned_away(body, headers))
@@ -736,10 +770,10 @@ async def test_what_is_sealed_for_one_row_opens_in_no_other(
 
 
 async def test_an_erasure_takes_what_is_sealed_unread(
-    encrypted: Office, connection: Connection, database_url: str, ledger: Reader
+    encrypted: OperationContext, connection: Connection, database_url: str, ledger: Reader
 ) -> None:
     body, headers = stripe_request("evt_1")
     await keep(encrypted, database_url, turned_away(body, headers))
-    subject = Subject(account="acct_7")
+    subject = ErasureSubject(account="acct_7")
     erased, _ = await erase(connection, subject, None, actor="ann", reason="asked to")
     assert erased.rejected == 1

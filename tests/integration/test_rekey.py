@@ -10,13 +10,13 @@ import orjson
 import pytest
 
 from gateway import Context, Event, Reject
-from gateway.ledger.claims import Verdict
+from gateway.base.model import ReplayPolicy
+from gateway.config.registry.key_path import KeyPath
+from gateway.ledger.claims import ClaimVerdict
 from gateway.ledger.connection import Connection
+from gateway.ledger.encryption import EncryptionKeys, open_rejected, seal_rejected
 from gateway.ledger.rekeying import BATCH, KeyUse, count_keys
-from gateway.ledger.sealed import Vault, open_rejected, seal_rejected
-from gateway.model import ReplayPolicy
-from gateway.operate.rekey import Place, Rekeyed, rekey
-from gateway.registry.key_path import KeyPath
+from gateway.operations.encryption import RekeyCursor, Rekeyed, rekey
 from tests.integration.test_encryption import BODY, MARK, encrypted, run, sealed_claim
 from tests.support.keys import find_in_ledger, make_key, make_vault
 from tests.support.ledger import Reader, claim_all, make_claim
@@ -39,12 +39,12 @@ async def failing(event: Event, ctx: Context) -> None:
     raise Reject(f"no {event.payload['secret']}")
 
 
-async def rekey_all(connection: Connection, vault: Vault, **options: Any) -> Rekeyed:
+async def rekey_all(connection: Connection, encryption: EncryptionKeys, **options: Any) -> Rekeyed:
     """Piece by piece, as the command does."""
-    place: Place | None = None
+    place: RekeyCursor | None = None
     total = Rekeyed()
     while True:
-        done, place = await rekey(connection, vault, place, **options)
+        done, place = await rekey(connection, encryption, place, **options)
         total = Rekeyed(
             events=total.events + done.events,
             attempts=total.attempts + done.attempts,
@@ -207,7 +207,7 @@ async def test_what_must_not_come_again_is_known_through_it(
     ]
     answers = await claim_all(database_url, [AFTER.seal_claim(claim) for claim in again])
     assert [answer.first_event_id for answer in answers] == ["evt_1", "evt_2"]
-    assert {answer.verdict for answer in answers} == {Verdict.REPLAYED}
+    assert {answer.verdict for answer in answers} == {ClaimVerdict.REPLAYED}
 
 
 async def test_deliveries_that_wait_for_their_turn_keep_their_order_through_it(

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from gateway import Context, Event, resource
-from gateway.errors import CommandFailed
-from gateway.registry import Resource
+from gateway.base.errors import CommandFailed
+from gateway.config.registry import Resource
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import subscribe, working

@@ -11,16 +11,15 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from gateway.base.model import Retention
 from gateway.ledger import retention as retention_module
-from gateway.ledger.connection import Connection, Pool, Pooled, open_pool
+from gateway.ledger.connection import QUERIES, Connection, Pool, Pooled, open_pool
 from gateway.ledger.deliveries import replay
-from gateway.ledger.queries import QUERIES
+from gateway.ledger.ordering import StuckKeys
 from gateway.ledger.retention import Pruned, Pruner
-from gateway.ledger.tallies import Tallies
-from gateway.ledger.turns import StuckTurns
-from gateway.metrics.worker import WorkerMetrics
-from gateway.model import Retention
-from gateway.sweep.sweeper import Sweeper
+from gateway.ledger.statistics import MinuteStats
+from gateway.worker.metrics import WorkerMetrics
+from gateway.worker.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.partitions import let_pass
 from tests.support.waiting import until
@@ -386,8 +385,9 @@ async def _nothing() -> None: ...
 
 def _sweeper(pool: Pool, pruner: Pruner, metrics: WorkerMetrics) -> Sweeper:
     return Sweeper(
-        pool, pruner=pruner, retention={}, rejected=DAY, handlers=[], turns=StuckTurns(),
-        tallies=Tallies(), metrics=metrics, every=DAY, lease=DAY, worker_id=uuid4(), isolated=False,
+        pool, pruner=pruner, retention={}, rejected=DAY, handlers=[], turns=StuckKeys(),
+        stats=MinuteStats(), metrics=metrics, every=DAY, lease=DAY, worker_id=uuid4(),
+        isolated=False,
         renew=_nothing, on_due=lambda: None,
     )  # fmt: skip
 

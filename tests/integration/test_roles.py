@@ -9,12 +9,11 @@ from typing import Final
 import asyncpg
 import pytest
 
-from gateway.ledger.connection import Connection
+from gateway.base.model import Retention
+from gateway.ledger.connection import QUERIES, Connection
 from gateway.ledger.deliveries import replay
 from gateway.ledger.partitions import tend
-from gateway.ledger.queries import QUERIES
 from gateway.ledger.retention import Pruner
-from gateway.model import Retention
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.partitions import let_pass
 
@@ -57,7 +56,7 @@ LOOKING: Final = {
     *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
     *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
     "count_items",
-    *("list_pauses", "list_orders", "find_order", "list_deliveries"),
+    *("list_pauses", "list_orders", "find_order", "list_deliveries", "list_names"),
     *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
 }
 """Of `status`, `dead`, `audit`, `orders`, `alerts` and their like."""
@@ -71,13 +70,14 @@ RUN_BY: Final = {
     SERVE: CLAIMING
     | TELLING
     | MEASURING
+    | statements_of("names")
     | {"find_job", "add_tallies", "note_refusals"}
     | {"lock_rejected", "keep_rejected", "measure_items", "trim_rejected", "compare_clocks"}
     | {"add_secret_uses", "keep_reload", "forget_reload", "make_partitions"},
     WORKER: CLAIMING
     | TELLING
     | MEASURING
-    | statements_of("leases", "turns", "effects", "causes")
+    | statements_of("leases", "turns", "effects", "causes", "names")
     | statements_of("reconciliations", "gaps")
     - {"note_refusals", "list_gaps", "list_reconciliations"}
     | statements_of("retention") - {"count_prunable", "count_expired"}
@@ -90,6 +90,7 @@ RUN_BY: Final = {
     | statements_of("reconciliations", "gaps")
     - {"note_refusals", "forget_reconciliations", "forget_refusals", "last_scheduled"}
     | statements_of("rekey", "past", "logins")
+    | statements_of("names") - {"lock_names", "keep_names"}
     | {"find_rejected", "next_rejected", "hold_rejected", "mark_released", "mark_repeated"}
     | {"lock_rejected", "keep_rejected", "measure_items"}
     | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}

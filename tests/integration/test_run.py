@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -11,10 +12,11 @@ import httpx
 import pytest
 
 from gateway import Context, Defer, Event, Reject, Retry
+from gateway.base.model import Backoff, RetryPolicy
+from gateway.ledger.connection import QUERIES
 from gateway.ledger.deliveries import lease_due
-from gateway.ledger.queries import QUERIES
-from gateway.model import Backoff, RetryPolicy
-from gateway.sweep.sweeper import Sweeper
+from gateway.worker.execution import AFTER_CONFLICT
+from gateway.worker.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.pgbouncer import needs_own_session
 from tests.support.waiting import until
@@ -240,7 +242,7 @@ async def test_a_handler_over_its_timeout_is_stopped_and_retried(
 async def test_a_handler_that_swallows_its_cancellation_cannot_write_any_more(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.run.execution.STOP_S", 0.1)
+    monkeypatch.setattr("gateway.worker.execution.STOP_S", 0.1)
     refused: list[Exception] = []
     began, go_on = asyncio.Event(), asyncio.Event()
 
@@ -387,18 +389,56 @@ async def test_a_server_that_takes_no_writes_any_more_burns_no_attempt(
     assert await ledger.effects() == 1
 
 
-async def test_ten_losses_in_a_row_make_a_delivery_dead(
+async def test_errors_that_are_causes_of_each_other_do_not_stop_the_worker(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as first:
+            try:
+                raise ValueError("second") from first
+            except ValueError as second:
+                raise first from second
+
+    delivery = await run_one(database_url, ledger, handler, status="dead")
+    assert delivery["error"].startswith("KeyError: ")
+
+
+async def test_a_conflict_in_a_task_group_burns_no_attempt(
+    database_url: str, ledger: Reader
+) -> None:
+    runs: list[int] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(count(event, ctx))
+            if len(runs) == 1:
+                conflict = "do $$ begin raise exception using errcode = '40P01'; end $$"
+                group.create_task(ctx.db.execute(conflict))
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert (delivery["attempts"], await ledger.outcomes()) == (1, ["lost", "done"])
+
+
+async def test_the_tenth_conflict_in_a_row_burns_an_attempt(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.run.execution.AFTER_LOSS", timedelta(milliseconds=10))
+    """A conflict does not kill a delivery: its retry policy decides, and its error is shown."""
+    quick = timedelta(milliseconds=10)
+    monkeypatch.setattr(
+        "gateway.worker.execution.AFTER_CONFLICT", replace(AFTER_CONFLICT, base=quick, cap=quick)
+    )
 
     async def handler(event: Event, ctx: Context) -> None:
         await ctx.db.execute("do $$ begin raise exception using errcode = '40001'; end $$")
 
-    delivery = await run_one(database_url, ledger, handler, status="dead")
-    assert delivery["error"].startswith("WORKER_LOST: 10 runs in a row were lost")
-    assert delivery["attempts"] == 0
-    assert await ledger.outcomes() == ["lost"] * 10
+    two = RetryPolicy(attempts=2, backoff=Backoff.FIXED, base=quick, cap=quick)
+    delivery = await run_one(database_url, ledger, handler, status="dead", retry=two)
+    assert delivery["error"].startswith("SerializationError: ")
+    assert (delivery["attempts"], delivery["losses"]) == (2, 0)
+    assert await ledger.outcomes() == ["lost"] * 9 + ["retry"] + ["lost"] * 9 + ["dead"]
 
 
 async def test_a_cut_connection_burns_no_attempt_and_leaves_one_effect(
@@ -423,7 +463,7 @@ async def test_a_cut_connection_burns_no_attempt_and_leaves_one_effect(
 async def test_a_handler_that_ends_its_own_connection_does_not_loop_for_ever(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.run.execution.AFTER_LOSS", timedelta(milliseconds=10))
+    monkeypatch.setattr("gateway.worker.execution.AFTER_LOSS", timedelta(milliseconds=10))
 
     async def handler(event: Event, ctx: Context) -> None:
         await ctx.db.execute("select pg_terminate_backend(pg_backend_pid())")
@@ -436,7 +476,7 @@ async def test_a_commit_that_is_never_answered_is_given_up(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a connection that a firewall forgot: nothing comes back, not even an error."""
-    from gateway.run.transaction import DeliveryTransaction
+    from gateway.worker.transaction import DeliveryTransaction
 
     complete, hung = DeliveryTransaction.complete, asyncio.Event()
 
@@ -544,7 +584,7 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage longer than the lease, a live worker's own leases look expired too."""
-    monkeypatch.setattr("gateway.run.runner.BEATS_PER_LEASE", 0.001)
+    monkeypatch.setattr("gateway.worker.runner.BEATS_PER_LEASE", 0.001)
     running, may_end = asyncio.Event(), asyncio.Event()
 
     async def handler(event: Event, ctx: Context) -> None:
@@ -575,7 +615,7 @@ async def test_an_idle_worker_whose_sweeps_are_late_is_not_removed(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker would remove its row, and its heartbeats would keep no lease alive."""
-    monkeypatch.setattr("gateway.run.runner.BEATS_PER_LEASE", 1000)
+    monkeypatch.setattr("gateway.worker.runner.BEATS_PER_LEASE", 1000)
     seldom = timedelta(minutes=5)
     async with working(database_url, subscribe(count), lease=seldom, sweep=seldom):
         await until(lambda: ledger.value("select held_until > now() from gateway.workers"))
@@ -651,7 +691,7 @@ async def test_a_lease_that_is_on_its_way_at_a_shutdown_is_handed_back(
             await until(lambda: is_stopping(worker))
         return leases
 
-    monkeypatch.setattr("gateway.run.intake.lease_due", lease_slowly)
+    monkeypatch.setattr("gateway.worker.intake.lease_due", lease_slowly)
     await claim_all(database_url, [make_claim("evt_1")])
     async with working(database_url, subscribe(count)) as worker:
         await leased.wait()
@@ -663,7 +703,7 @@ async def test_a_handler_that_ignores_a_graceful_stop_is_handed_back(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not its worker that was lost: a deploy counts against no delivery."""
-    monkeypatch.setattr("gateway.run.runner.STOP_S", 0.1)
+    monkeypatch.setattr("gateway.worker.runner.STOP_S", 0.1)
     started, may_end = asyncio.Event(), asyncio.Event()
 
     async def handler(event: Event, ctx: Context) -> None:
@@ -711,7 +751,7 @@ async def test_a_connection_cut_at_the_commit_leaves_exactly_one_effect(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """COMMIT goes through, its answer gets lost: the run must not be repeated."""
-    from gateway.run.transaction import DeliveryTransaction
+    from gateway.worker.transaction import DeliveryTransaction
 
     complete = DeliveryTransaction.complete
     cut: list[bool] = []
@@ -932,7 +972,7 @@ async def test_what_was_leased_ahead_and_finds_no_slot_goes_to_another_worker(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fast handlers, so that work is leased ahead, and then none that ends."""
-    monkeypatch.setattr("gateway.run.runner.AHEAD", 10 * SECOND)  # however slow this machine is
+    monkeypatch.setattr("gateway.worker.runner.AHEAD", 10 * SECOND)  # however slow this machine is
     runs: list[str] = []
     may_end = asyncio.Event()
 
@@ -989,7 +1029,7 @@ async def test_a_batch_too_big_to_arrive_in_time_is_taken_in_smaller_ones(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Big bodies over a slow way to Postgres: the same batch again would never arrive."""
-    monkeypatch.setattr("gateway.run.runner.TAKE_AGAIN_S", 0.01)
+    monkeypatch.setattr("gateway.worker.runner.TAKE_AGAIN_S", 0.01)
     asked: list[int] = []
 
     async def slow(ledger: Any, limit: int, *rest: Any, **options: Any) -> Any:
@@ -998,7 +1038,7 @@ async def test_a_batch_too_big_to_arrive_in_time_is_taken_in_smaller_ones(
             raise TimeoutError
         return await lease_due(ledger, limit, *rest, **options)
 
-    monkeypatch.setattr("gateway.run.intake.lease_due", slow)
+    monkeypatch.setattr("gateway.worker.intake.lease_due", slow)
     await claim_all(database_url, [make_claim() for _ in range(5)])
     async with working(database_url, subscribe(count)):
         await until(lambda: _all_done(ledger, 5))
@@ -1010,7 +1050,7 @@ async def test_old_work_is_not_overtaken_by_new(
 ) -> None:
     """A backlog older than the hints: everything is taken oldest first."""
     # What is handed back for want of a slot, as after a stall of the machine, falls due anew.
-    monkeypatch.setattr("gateway.run.runner.LONGEST_AHEAD_S", 3600.0)
+    monkeypatch.setattr("gateway.worker.runner.LONGEST_AHEAD_S", 3600.0)
     order: list[str] = []
 
     async def handler(event: Event, ctx: Context) -> None:
@@ -1066,7 +1106,7 @@ async def _both_ended(ledger: Reader) -> bool:
 
 @pytest.mark.parametrize("attempt", [1, 2, 7])
 def test_backoff_grows_and_is_capped_and_jittered(attempt: int) -> None:
-    from gateway.run.policy import backoff
+    from gateway.worker.policy import backoff
 
     policy = RetryPolicy(attempts=9, base=SECOND, cap=20 * SECOND)
     full = min(2 ** (attempt - 1), 20)
@@ -1088,7 +1128,7 @@ def test_backoff_grows_and_is_capped_and_jittered(attempt: int) -> None:
     ],
 )
 def test_retry_after_is_read_in_both_forms(header: str | None, expected: timedelta | None) -> None:
-    from gateway.run.policy import retry_after
+    from gateway.worker.policy import retry_after
 
     assert retry_after(header, datetime(2026, 11, 16, 3, 0, tzinfo=UTC)) == expected
 

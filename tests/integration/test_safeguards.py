@@ -1,6 +1,6 @@
 """Removing a safeguard of the schema changes the schema that the migrations produce."""
 
-from gateway.embedded import Postgres
+from gateway.dev.embedded import Postgres
 from gateway.ledger.migrate import read_migrations
 from tests.safeguards import SAFEGUARDS
 from tests.support.schema import dump_schema, migrations_without

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from gateway.config.settings import Settings
 from gateway.ledger.connection import open_pool
-from gateway.ledger.reloads import DONE, REFUSED, forget_reload, keep_reload
-from gateway.ledger.secret_uses import SecretUses
-from gateway.ledger.tallies import keeping
-from gateway.operate.doctor.configuration import read_installation
-from gateway.operate.doctor.examine import examine
-from gateway.operate.status.look import read_status
-from gateway.operate.status.report import RouteState, Status
-from gateway.settings import Settings
+from gateway.ledger.reloads import DONE, REFUSED, SecretUses, forget_reload, keep_reload
+from gateway.ledger.statistics import keeping
+from gateway.operations.doctor.configuration import read_installation
+from gateway.operations.doctor.examine import examine
+from gateway.operations.status.look import read_status
+from gateway.operations.status.report import RouteState, StatusReport
 from tests.integration.test_status import shown, told
 from tests.support.ledger import Reader
 from tests.support.workers import make_settings
@@ -75,12 +74,12 @@ async def attention(settings: Settings) -> str:
     return "\n".join(line for line in lines if "no worker is alive" not in line)
 
 
-def only(status: Status) -> RouteState:
+def only(status: StatusReport) -> RouteState:
     [route] = status["routes"]
     return route
 
 
-def lines(status: Status) -> list[str]:
+def lines(status: StatusReport) -> list[str]:
     """What the screen says of secrets."""
     found = [line.partition("Secrets ") for line in shown(status).splitlines()]
     return [text.strip() for _, mark, text in found if mark]

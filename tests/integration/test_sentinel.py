@@ -12,8 +12,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
 from gateway.ledger.claims import Claimer
-from gateway.queue.connecting import connect_redis
-from gateway.queue.handoff import HandOff
+from gateway.queue.connection import connect_redis
+from gateway.queue.wake_ups import WakeUpSender
 from gateway.queue.worker import listen_forever
 from tests.support.ledger import Reader, make_claim
 from tests.support.sentinel import PASSWORD, SENTINEL_PASSWORD, Watched, watched
@@ -44,7 +44,7 @@ async def connected(url: str) -> AsyncIterator[ArqRedis]:
 
 
 @asynccontextmanager
-async def claiming(url: str, hand_off: HandOff) -> AsyncIterator[Claimer]:
+async def claiming(url: str, hand_off: WakeUpSender) -> AsyncIterator[Claimer]:
     claimer = Claimer(url, on_accepted=hand_off.offer)
     await claimer.start()
     try:
@@ -65,14 +65,14 @@ async def listening(url: str) -> AsyncIterator[list[int]]:
         await asyncio.wait({task})
 
 
-async def sent(hand_off: HandOff, heard: list[int], delivery_id: int) -> bool:
+async def sent(hand_off: WakeUpSender, heard: list[int], delivery_id: int) -> bool:
     """Offers it until it is heard: what is sent while the master moves may get lost."""
     await hand_off.send([delivery_id])
     return delivery_id in heard
 
 
 async def test_the_hand_off_follows_the_master(redis_set: Watched) -> None:
-    hand_off = HandOff(connect_redis(redis_set.url), max_depth=1000)
+    hand_off = WakeUpSender(connect_redis(redis_set.url), max_depth=1000)
     async with listening(redis_set.url) as heard:
         await until(partial(sent, hand_off, heard, 1))
         await asyncio.to_thread(redis_set.fail_over)
@@ -85,7 +85,7 @@ async def test_the_hand_off_follows_the_master(redis_set: Watched) -> None:
 async def test_a_master_that_dies_under_load_loses_nothing(
     redis_set: Watched, database_url: str, ledger: Reader
 ) -> None:
-    hand_off = HandOff(connect_redis(redis_set.url), max_depth=1000)
+    hand_off = WakeUpSender(connect_redis(redis_set.url), max_depth=1000)
     await hand_off.start()
     async with working(database_url, subscribe(count)) as worker:
         hearing = asyncio.create_task(listen_forever(redis_set.url, worker.hint))
@@ -124,7 +124,7 @@ async def test_sentinels_that_are_all_away_are_told_of_once_and_work_goes_on(
 ) -> None:
     for sentinel in redis_set.sentinels:
         sentinel.kill()
-    hand_off = HandOff(connect_redis(redis_set.url), max_depth=1000)
+    hand_off = WakeUpSender(connect_redis(redis_set.url), max_depth=1000)
     await hand_off.start()
     with capture_logs() as logs:
         async with working(database_url, subscribe(count)):
@@ -148,7 +148,7 @@ async def test_a_sentinel_that_is_wrong_keeps_nobody_from_the_others(
         dead.kill()
         wrong.mislead(dead if of == "a dead server" else redis_set.replica())
         url = redis_set.url.replace("@", f"@{wrong.host}:{wrong.port},")
-        hand_off = HandOff(connect_redis(url), max_depth=1000)
+        hand_off = WakeUpSender(connect_redis(url), max_depth=1000)
         async with listening(url) as heard:
             await until(partial(sent, hand_off, heard, 1))
         await hand_off.stop()

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from gateway import Context, Event
-from gateway.embedded import Postgres
+from gateway.config.registry.key_path import KeyPath
+from gateway.dev.embedded import Postgres
 from gateway.ledger.sessions import Sessions
-from gateway.registry.key_path import KeyPath
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.waiting import until
@@ -253,6 +253,32 @@ async def test_what_the_gateway_itself_needs_cannot_be_reset(
     delivery = await ledger.delivery()
     assert (delivery["status"], await ledger.outcomes()) == ("dead", ["dead"])
     assert "was not sent" in delivery["error"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "copy effects from stdin",
+        "COPY effects (event_id, handler) FROM STDIN WITH (FORMAT csv)",
+        "select 1; copy (select 1) to stdout",
+    ],
+)
+async def test_a_session_is_not_left_waiting_for_the_data_of_a_copy(
+    sql: str, database_url: str, ledger: Reader
+) -> None:
+    """The driver sends none and takes none: the call would never return, nor be cancelled."""
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        await ctx.db.execute(sql)
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler)):
+        await until(lambda: is_settled(ledger))
+    delivery = await ledger.delivery()
+    assert (delivery["status"], await ledger.outcomes()) == ("dead", ["dead"])
+    assert "was not sent" in delivery["error"]
+    assert "executemany" in delivery["error"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.receive import protocol
-from gateway.receive.listening import Server, listen
-from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
+from gateway.http import protocol
+from gateway.http.listening import Server, listen
+from gateway.http.protocol import BoundedHttpProtocol, State, take_reply
 from tests.fuzz.targets.heads import Wire
 from tests.support.waiting import until
 

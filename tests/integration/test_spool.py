@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import SpoolUnavailable, StorageUnavailable
-from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
-from gateway.model import ReplayPolicy
-from gateway.spool.file import SpoolFile
-from gateway.spool.look import look_at
-from gateway.spool.record import MAGIC, Kept, encode
-from gateway.spool.spool import Spool
+from gateway.base.errors import SpoolUnavailable, StorageUnavailable
+from gateway.base.model import ReplayPolicy
+from gateway.ledger.claims import Claim, Claimed, Claimer, ClaimVerdict
+from gateway.receive.spool.file import MAGIC, SpoolFile, SpoolRecord, encode
+from gateway.receive.spool.spool import Spool, look_at
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 
@@ -134,7 +132,9 @@ async def test_at_drain_a_refusal_of_the_replay_policy_becomes_a_flag(
     [refused] = await claim_all(
         database_url, [make_claim("guid_3", body=b"{}", replay=ReplayPolicy.REFUSE)]
     )
-    assert refused.verdict is Verdict.REPLAYED, "the guard holds for those that were not spooled"
+    assert refused.verdict is ClaimVerdict.REPLAYED, (
+        "the guard holds for those that were not spooled"
+    )
 
 
 async def test_a_torn_tail_is_set_aside_and_the_rest_is_claimed(
@@ -248,7 +248,7 @@ async def test_a_directory_that_cannot_be_made_refuses(tmp_path: Path) -> None:
 async def test_what_the_ledger_refuses_stays_and_does_not_hold_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.spool.spool.AGAIN_S", 0.02)
+    monkeypatch.setattr("gateway.receive.spool.spool.AGAIN_S", 0.02)
     is_refusing = True
     claimed = []
 
@@ -256,7 +256,7 @@ async def test_what_the_ledger_refuses_stays_and_does_not_hold_up_the_others(
         if claim.envelope.id == "evt_1" and is_refusing:
             raise StorageUnavailable("Postgres refused the event")
         claimed.append(claim.envelope.id)
-        return Claimed(verdict=Verdict.ACCEPTED)
+        return Claimed(verdict=ClaimVerdict.ACCEPTED)
 
     async with spooling(tmp_path / "spool", take) as spool:
         await asyncio.gather(*(spool.keep(make_claim(f"evt_{n}")) for n in range(3)))
@@ -372,7 +372,7 @@ async def test_an_event_that_comes_while_files_are_removed_is_kept(
     is_refusing = True
     remove = SpoolFile.remove
     removing, may_remove = threading.Event(), threading.Event()
-    monkeypatch.setattr("gateway.spool.spool.AGAIN_S", 0.02)
+    monkeypatch.setattr("gateway.receive.spool.spool.AGAIN_S", 0.02)
 
     def slowly(file: SpoolFile) -> None:
         removing.set()
@@ -386,7 +386,7 @@ async def test_an_event_that_comes_while_files_are_removed_is_kept(
         if is_refusing:
             raise StorageUnavailable("read only")
         claimed.add(claim.envelope.id)
-        return Claimed(verdict=Verdict.ACCEPTED)
+        return Claimed(verdict=ClaimVerdict.ACCEPTED)
 
     async with spooling(directory, take) as spool:
         await spool.keep(make_claim("evt_own"))
@@ -412,7 +412,7 @@ async def test_a_stop_while_a_file_is_about_to_be_removed_closes_it(tmp_path: Pa
 
         spool._disk.submit(wait_for_stop)
         asked.set()
-        return Claimed(verdict=Verdict.ACCEPTED)
+        return Claimed(verdict=ClaimVerdict.ACCEPTED)
 
     async with spooling(directory, take) as spool:
         await spool.keep(make_claim("evt_1"))
@@ -479,7 +479,7 @@ async def test_damage_in_its_own_file_is_set_aside_too(tmp_path: Path) -> None:
         asked.set()
         await back.wait()
         claimed.append(claim.envelope.id)
-        return Claimed(verdict=Verdict.ACCEPTED)
+        return Claimed(verdict=ClaimVerdict.ACCEPTED)
 
     async with spooling(directory, later) as spool:
         await spool.keep(make_claim("evt_1"))
@@ -497,17 +497,17 @@ async def test_damage_in_its_own_file_is_set_aside_too(tmp_path: Path) -> None:
 async def test_a_disk_that_cannot_be_read_for_a_moment_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.spool.spool.AGAIN_S", 0.02)
+    monkeypatch.setattr("gateway.receive.spool.spool.AGAIN_S", 0.02)
     genuine, failures, claimed = SpoolFile.next_window, [1, 2, 3], list[str]()
 
-    def flaky(file: SpoolFile) -> list[Kept]:
+    def flaky(file: SpoolFile) -> list[SpoolRecord]:
         if failures and failures.pop():
             raise OSError(errno.EIO, "Input/output error")
         return genuine(file)
 
     async def take(claim: Claim) -> Claimed:
         claimed.append(claim.envelope.id)
-        return Claimed(verdict=Verdict.ACCEPTED)
+        return Claimed(verdict=ClaimVerdict.ACCEPTED)
 
     monkeypatch.setattr(SpoolFile, "next_window", flaky)
     async with spooling(tmp_path / "spool", take) as spool:

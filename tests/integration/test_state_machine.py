@@ -26,9 +26,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gateway.errors import CommandFailed, LeaseLost, TransitionRefused
+from gateway.base.errors import CommandFailed, LeaseLost, TransitionRefused
+from gateway.base.model import MOVES, Lease, Outcome, ReplayPolicy, Retention, Status
 from gateway.ledger import claims as claims_module
-from gateway.ledger.claims import Claim, Claimed, Claimer, Verdict
+from gateway.ledger.claims import Claim, Claimed, Claimer, ClaimVerdict
 from gateway.ledger.connection import LOST, Connection, Pooled, connect
 from gateway.ledger.deliveries import (
     DONE,
@@ -43,8 +44,7 @@ from gateway.ledger.deliveries import (
 )
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.ledger.sessions import Sessions
-from gateway.model import MOVES, Lease, Outcome, ReplayPolicy, Retention, Status
-from gateway.run.transaction import DeliveryTransaction
+from gateway.worker.transaction import DeliveryTransaction
 from tests.support.ledger import Reader, make_claim
 from tests.support.waiting import PATIENCE_S, until
 
@@ -594,13 +594,13 @@ class Receiver:
         )
         mine = [row for row in brought if row["event_id"] == claim.envelope.id]
         match answer.verdict:
-            case Verdict.ACCEPTED:
+            case ClaimVerdict.ACCEPTED:
                 self._stage.accepted[claim.key] += 1
                 assert len(answer.delivery_ids) == len(claim.handlers)
-            case Verdict.DUPLICATE:
+            case ClaimVerdict.DUPLICATE:
                 assert mine, "acknowledged as a duplicate of nothing"
                 assert answer.conflict == (mine[-1]["digest"] != claim.digest)
-            case Verdict.REPLAYED:
+            case ClaimVerdict.REPLAYED:
                 assert claim.replay is not None
                 assert not claim.spooled, "it was acknowledged before"
                 [first] = [row for row in brought if row["event_id"] == answer.first_event_id][-1:]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import asyncpg
 import pytest
 
-from gateway.errors import StatementRefused
+from gateway.base.errors import StatementRefused
 from gateway.ledger.connection import Connection
-from gateway.run.statements import check_statement
+from gateway.worker.transaction import check_statement
 
 TEXTS = 1_500
 """Random texts for each value of standard_conforming_strings."""

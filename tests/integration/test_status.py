@@ -9,13 +9,13 @@ import pytest
 from pydantic import SecretStr
 from rich.console import Console
 
-from gateway.cli.status_screen import draw, draw_to_fit
+from gateway.cli.status import draw, draw_to_fit
+from gateway.config.settings import Settings
 from gateway.ledger import figures as counting
 from gateway.ledger.connection import Pool, open_pool
-from gateway.ledger.tallies import ACKNOWLEDGED, REQUESTS, Tallies
-from gateway.operate.status.look import read_status
-from gateway.operate.status.report import HandlerState, Status
-from gateway.settings import Settings
+from gateway.ledger.statistics import ACKNOWLEDGED, REQUESTS, MinuteStats
+from gateway.operations.status.look import read_status
+from gateway.operations.status.report import HandlerState, StatusReport
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -49,18 +49,18 @@ async def add_worker(ledger: Reader, *handlers: str) -> None:
     )
 
 
-def told(status: Status) -> str:
+def told(status: StatusReport) -> str:
     return "\n".join(f"{a['level']}: {a['text']} / {a['advice']}" for a in status["attention"])
 
 
-def shown(status: Status, width: int = 100) -> str:
+def shown(status: StatusReport, width: int = 100) -> str:
     console = Console(width=width, height=40, highlight=False, force_terminal=False, record=True)
     with console.capture() as captured:
         console.print(draw(status, width))
     return captured.get()
 
 
-def only(status: Status) -> HandlerState:
+def only(status: StatusReport) -> HandlerState:
     [handler] = status["handlers"]
     return handler
 
@@ -164,16 +164,16 @@ async def test_rates_success_and_times_are_those_of_the_tallies(
     settings: Settings, ledger: Reader, pool: Pool
 ) -> None:
     await add_worker(ledger)
-    tallies = Tallies()
+    stats = MinuteStats()
     for outcome, n in (("accepted", 90), ("duplicate", 5), ("greeted", 3), ("BAD_SIGNATURE", 40)):
         for _ in range(n):
-            tallies.add("stripe", REQUESTS, outcome)
+            stats.add("stripe", REQUESTS, outcome)
     for n in range(100):
-        tallies.add("stripe", REQUESTS, ACKNOWLEDGED, seconds=0.010 if n < 98 else 1.0)
+        stats.add("stripe", REQUESTS, ACKNOWLEDGED, seconds=0.010 if n < 98 else 1.0)
         outcome = "retry" if n < 60 else "dead" if n < 70 else "done"
-        tallies.add("stripe", HANDLER, outcome, seconds=0.2)
-    tallies.add("stripe", HANDLER, "released", seconds=100)
-    await tallies.flush(pool)
+        stats.add("stripe", HANDLER, outcome, seconds=0.2)
+    stats.add("stripe", HANDLER, "released", seconds=100)
+    await stats.flush(pool)
     status = await read_status(settings)
     [route] = status["routes"]
     assert route["minutes"] == route["hour"]
@@ -192,9 +192,9 @@ async def test_rates_success_and_times_are_those_of_the_tallies(
 async def test_what_was_an_hour_ago_is_not_shown_as_lately(
     settings: Settings, ledger: Reader, pool: Pool
 ) -> None:
-    tallies = Tallies()
-    tallies.add("stripe", REQUESTS, "accepted")
-    await tallies.flush(pool)
+    stats = MinuteStats()
+    stats.add("stripe", REQUESTS, "accepted")
+    await stats.flush(pool)
     for minutes, expected in ((10, (0, 1)), (70, (0, 0))):
         await ledger.run(
             "update gateway.tallies set minute = date_trunc('minute', now()) - $1::interval",
@@ -207,9 +207,9 @@ async def test_what_was_an_hour_ago_is_not_shown_as_lately(
 async def test_requests_that_were_not_taken_are_a_problem(
     settings: Settings, ledger: Reader, pool: Pool
 ) -> None:
-    tallies = Tallies()
-    tallies.add("stripe", REQUESTS, "UNAVAILABLE")
-    await tallies.flush(pool)
+    stats = MinuteStats()
+    stats.add("stripe", REQUESTS, "UNAVAILABLE")
+    await stats.flush(pool)
     assert "problem: stripe: 1 request not taken (503)" in told(await read_status(settings))
 
 
@@ -331,12 +331,12 @@ async def test_what_strangers_wrote_cannot_steer_the_terminal(
 async def test_a_handful_of_handlers_fits_the_screen(
     settings: Settings, ledger: Reader, pool: Pool, width: int
 ) -> None:
-    tallies = Tallies()
+    stats = MinuteStats()
     for route in ("stripe", "github", "tasks"):
         for n in range(4):
-            tallies.add(route, REQUESTS, "accepted", seconds=n)
-            tallies.add(route, f"handlers.module_{n}.function_{n}", "done", seconds=n)
-    await tallies.flush(pool)
+            stats.add(route, REQUESTS, "accepted", seconds=n)
+            stats.add(route, f"handlers.module_{n}.function_{n}", "done", seconds=n)
+    await stats.flush(pool)
     lines = shown(await read_status(settings), width).splitlines()
     assert len(lines) <= 38
     assert max(map(len, lines)) <= width
@@ -397,10 +397,10 @@ async def test_each_cause_of_refusals_is_told_with_what_is_known_of_it_alone(
     settings: Settings, ledger: Reader, pool: Pool
 ) -> None:
     await add_worker(ledger)
-    tallies = Tallies()
+    stats = MinuteStats()
     for _ in range(40):
-        tallies.add("stripe", REQUESTS, "BAD_SIGNATURE")
-    await tallies.flush(pool)
+        stats.add("stripe", REQUESTS, "BAD_SIGNATURE")
+    await stats.flush(pool)
     await add_refused(ledger, "reserialised", 1)
     await add_refused(ledger, "unknown_secret", 30)
     said = told(await read_status(settings))

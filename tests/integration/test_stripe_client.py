@@ -12,10 +12,11 @@ import respx
 import stripe
 
 from gateway import NotSent
-from gateway.model import Outcome, RetryPolicy
-from gateway.run.outcome import CallOutcome, classify, counting_requests
-from gateway.run.policy import decide
-from gateway.run.stripe_client import make_stripe_client
+from gateway.base.model import Outcome, RetryPolicy
+from gateway.worker.effects import CallOutcome, classify, counting_requests
+from gateway.worker.idempotency import keys_of_effect, make_stripe_key
+from gateway.worker.policy import decide
+from gateway.worker.stripe_client import make_stripe_client
 
 API: Final = "https://api.stripe.com"
 API_KEY: Final = "sk_test_not_to_be_seen"
@@ -88,6 +89,28 @@ async def test_writes_are_keyed_by_path_and_number_and_reads_are_not(
         "<stripe:post /v1/customers:2>",
         None,
     ]
+
+
+async def test_in_once_per_thing_writes_are_counted_from_one(
+    client: stripe.StripeClient, api: respx.MockRouter
+) -> None:
+    """Another event that makes the call again may have sent less before it."""
+    await client.v1.customers.create_async({"name": "Ada"})
+    for _ in range(2):  # a second call in one run, after the handler caught the error of the first
+        with keys_of_effect("charge", "cs_1"):
+            await client.v1.customers.create_async({"name": "Bob"})
+    await client.v1.customers.create_async({"name": "Cid"})
+    assert keys(api) == [f"<stripe:post /v1/customers:{n}>" for n in (1, 1, 1, 2)]
+
+
+def test_keys_in_once_per_thing_are_of_the_thing_and_the_effect() -> None:
+    def key_in(event_id: str, effect: str, thing: str | None) -> str:
+        with keys_of_effect(effect, thing):
+            return make_stripe_key("stripe", event_id, "handlers.pay", "stripe:post /v1/charges:1")
+
+    assert key_in("evt_1", "charge", "cs_1") == key_in("evt_2", "charge", "cs_1")
+    other = [("evt_1", "fee", "cs_1"), ("evt_1", "charge", "cs_2"), ("evt_1", "charge", None)]
+    assert len({key_in("evt_1", "charge", "cs_1"), *(key_in(*of) for of in other)}) == 4
 
 
 async def test_a_second_run_has_the_keys_of_the_first_whatever_it_asks_in_between(

@@ -63,7 +63,7 @@ async def test_an_isolated_worker_runs_suspects_only_and_one_at_a_time(
 async def test_other_workers_leave_suspects_alone(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch, flow: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("gateway.run.isolated.COMMAND", ("true",))
+    monkeypatch.setattr("gateway.worker.isolated.COMMAND", ("true",))
     answers = await claim_all(database_url, [make_claim("evt_1"), make_claim("evt_2")])
     await suspect(ledger, "evt_1")
     async with working(database_url, subscribe(count, **flow)) as worker:
@@ -76,7 +76,7 @@ async def test_other_workers_leave_suspects_alone(
 async def test_a_suspect_counts_in_the_concurrency_of_its_handler(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.run.isolated.COMMAND", ("true",))
+    monkeypatch.setattr("gateway.worker.isolated.COMMAND", ("true",))
     may_end = asyncio.Event()
 
     async def handler(event: Event, ctx: Context) -> None:

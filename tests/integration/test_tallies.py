@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 
 from gateway import Context, Event, Reject
-from gateway.ledger import tallies as module
-from gateway.ledger.connection import TROUBLE, Pool, open_pool
-from gateway.ledger.histogram import LAST, bucket_of, seconds_of
-from gateway.ledger.queries import QUERIES
-from gateway.ledger.tallies import KEPT, Tallies, TallyKeeper, keeping
+from gateway.ledger import statistics as module
+from gateway.ledger.connection import QUERIES, TROUBLE, Pool, open_pool
+from gateway.ledger.statistics import (
+    KEPT,
+    LAST,
+    MinuteStats,
+    StatsWriter,
+    bucket_of,
+    keeping,
+    seconds_of,
+)
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import subscribe, working
@@ -42,10 +48,10 @@ async def test_two_processes_that_count_at_once_lose_nothing(
     keys = [("stripe", "", "accepted"), ("stripe", "handlers.a", "done"), ("b", "c", "retry")]
 
     async def process() -> None:
-        tallies = Tallies()
-        async with keeping(tallies, url=database_url, every=EVERY):
+        stats = MinuteStats()
+        async with keeping(stats, url=database_url, every=EVERY):
             for n in range(5_000):
-                tallies.add(*keys[n % 3], seconds=n / 1000)
+                stats.add(*keys[n % 3], seconds=n / 1000)
                 if n % 50 == 0:
                     await asyncio.sleep(0.005)
 
@@ -114,17 +120,17 @@ async def test_what_the_ledger_did_not_take_is_kept_with_its_minute(
     pool: Pool, ledger: Reader
 ) -> None:
     clock = [1000.0]
-    tallies = Tallies(lambda: clock[0])
+    stats = MinuteStats(lambda: clock[0])
     await ledger.run("alter table gateway.tallies rename to gone")
     for minutes_ago in (10, 5, 0):
         clock[0] = 1000.0 + (10 - minutes_ago) * 60
         for _ in range(3):
-            tallies.add("stripe", "", "accepted")
+            stats.add("stripe", "", "accepted")
             with pytest.raises(TROUBLE):
-                await tallies.flush(pool)
+                await stats.flush(pool)
     await ledger.run("alter table gateway.gone rename to tallies")
-    await tallies.flush(pool)
-    await tallies.flush(pool)
+    await stats.flush(pool)
+    await stats.flush(pool)
     rows = await ledger.rows(
         "select round(extract(epoch from now() - minute) / 60)::integer as ago, n"
         " from gateway.tallies where route <> '' order by minute"
@@ -141,48 +147,48 @@ async def test_what_waits_for_a_ledger_that_is_away_is_bounded(
     clock = [1000.0]
     monkeypatch.setattr(module, "MOST_HELD", 5)
     monkeypatch.setattr(module, "MOST_KEYS", 3)
-    tallies = Tallies(lambda: clock[0])
+    stats = MinuteStats(lambda: clock[0])
     await ledger.run("alter table gateway.tallies rename to gone")
     for minute in range(4):
         clock[0] += 61
         for n in range(5):
-            tallies.add(f"minute {minute}", f"handler {n}", "done")
+            stats.add(f"minute {minute}", f"handler {n}", "done")
         with pytest.raises(TROUBLE):
-            await tallies.flush(pool)
+            await stats.flush(pool)
     await ledger.run("alter table gateway.gone rename to tallies")
-    await tallies.flush(pool)
+    await stats.flush(pool)
     assert await counted(ledger) == {("minute 3", f"handler {n}", "done"): 1 for n in range(3)}
 
 
 async def test_old_minutes_are_forgotten_and_totals_stay(pool: Pool, ledger: Reader) -> None:
-    tallies = Tallies()
-    tallies.add("stripe", "", "accepted", 0.2)
-    await tallies.flush(pool)
+    stats = MinuteStats()
+    stats.add("stripe", "", "accepted", 0.2)
+    await stats.flush(pool)
     await ledger.run("update gateway.tallies set minute = minute - $1::interval", KEPT)
-    tallies.add("stripe", "", "accepted", 0.2)
-    await tallies.flush(pool)
+    stats.add("stripe", "", "accepted", 0.2)
+    await stats.flush(pool)
     await ledger.run("update gateway.tallies set minute = minute - interval '1 min'")
-    tallies.add("stripe", "", "accepted", 0.2)
-    await tallies.flush(pool)
+    stats.add("stripe", "", "accepted", 0.2)
+    await stats.flush(pool)
     assert await counted(ledger) == {("stripe", "", "accepted"): 2}
     assert await ledger.value("select n from gateway.totals") == 3
 
 
 async def test_every_bucket_that_there_is_is_added_up(pool: Pool, ledger: Reader) -> None:
-    tallies = Tallies()
+    stats = MinuteStats()
     for bucket in range(LAST + 1):
-        tallies.add("stripe", "h", "done", seconds_of(bucket))
-    await tallies.flush(pool)
+        stats.add("stripe", "h", "done", seconds_of(bucket))
+    await stats.flush(pool)
     hour_ago = datetime.now(UTC) - timedelta(hours=1)
     [row] = await ledger.rows(QUERIES["sum_times"], hour_ago, ["done"])
     assert row["times"] == [1] * (LAST + 1)
 
 
 async def test_times_of_two_flushes_are_added_place_by_place(pool: Pool, ledger: Reader) -> None:
-    tallies = Tallies()
+    stats = MinuteStats()
     for seconds in (0.0, 0.01):
-        tallies.add("stripe", "h", "done", seconds)
-        await tallies.flush(pool)
+        stats.add("stripe", "h", "done", seconds)
+        await stats.flush(pool)
     times: list[int] = await ledger.value(
         "select array_agg(t order by place) from (select place, sum(t) as t"
         " from gateway.tallies, unnest(times) with ordinality as u (t, place)"
@@ -196,13 +202,13 @@ async def test_a_stop_waits_for_a_flush_that_is_under_way(
     pool: Pool, ledger: Reader, database_url: str
 ) -> None:
     """Broken off and sent again, it would count twice."""
-    tallies = Tallies()
-    tallies.add("stripe", "", "accepted")
-    await tallies.flush(pool)
-    keeper = TallyKeeper(tallies, ledger=pool, every=EVERY)
+    stats = MinuteStats()
+    stats.add("stripe", "", "accepted")
+    await stats.flush(pool)
+    keeper = StatsWriter(stats, ledger=pool, every=EVERY)
     async with pool.acquire() as other, other.transaction():
         await other.execute("lock table gateway.totals in exclusive mode")
-        tallies.add("stripe", "", "accepted")
+        stats.add("stripe", "", "accepted")
         keeper.start()
 
         async def waits() -> Any:

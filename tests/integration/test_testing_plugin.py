@@ -114,6 +114,20 @@ async def first_only(event: Event, ctx: Context) -> None:
     await note(event, ctx, "checkout")
 
 
+@handler("checkout.session.*")
+async def receipt(event: Event, ctx: Context) -> None:
+    session = event.payload["data"]["object"]["id"]
+    key = ctx.idempotency_key("receipt", per=session)
+    sent = await ctx.once("receipt", post_receipt, ctx, key, per=session)
+    await note(event, ctx, f"{sent} {key}")
+
+
+async def post_receipt(ctx, key):
+    assert ctx.idempotency_key("receipt") == key
+    answer = await ctx.http.post("https://mail.example.com/", headers={"Idempotency-Key": key})
+    return answer.status_code
+
+
 @handler("charge.failed")
 async def publishing(event: Event, ctx: Context) -> None:
     await ctx.publish("mails", {"n": 1})
@@ -294,6 +308,19 @@ def test_stripe_answers_with_objects(deliver, make_event, db, outgoing):
     outgoing.answer("POST", "https://api.stripe.com/v1/refunds", json={"object": "mine", "id": ""})
     deliver.replay(shop.refunding, event)
     assert notes(db) == ["refund of 77: True", "mine of 77: False"]
+
+
+def test_once_per_thing(deliver, make_event, db, outgoing):
+    types = ("completed", "async_payment_succeeded")
+    events = [make_event("stripe", f"checkout.session.{t}", id="cs_1") for t in types]
+    for event in events:
+        deliver(shop.receipt, event)
+    deliver.replay(shop.receipt, events[1])
+    assert len(outgoing.calls) == 1
+    assert len(notes(db)) == 3
+    assert len(set(notes(db))) == 1
+    deliver(shop.receipt, make_event("stripe", "checkout.session.completed", id="cs_2"))
+    assert len(outgoing.calls) == 2
 
 
 def test_once_per(deliver, make_event, db):

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from gateway.embedded import Postgres, process
-from gateway.errors import CommandFailed
+from gateway.base.errors import CommandFailed
+from gateway.dev.embedded import Postgres, process
 from gateway.ledger.migrate import SchemaFile, applied_version, read_migrations
 from gateway.testing.throwaway import (
     FOLDER_PREFIX,

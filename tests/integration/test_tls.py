@@ -9,12 +9,12 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from gateway.embedded import Postgres
-from gateway.errors import EngineFailed, StorageUnavailable
+from gateway.base.errors import EngineFailed, StorageUnavailable
+from gateway.dev.embedded import Postgres
 from gateway.ledger.connection import connect
-from gateway.ledger.pooler import is_pooled
-from gateway.operate.doctor.encryption import check_postgres_encryption
-from gateway.queue.connecting import connect_redis, describe_redis
+from gateway.ledger.servers import is_pooled
+from gateway.operations.doctor.credentials import check_postgres_encryption
+from gateway.queue.connection import connect_redis, describe_redis
 from tests.support.certificates import Authority, Pair
 from tests.support.needs import lacks
 from tests.support.pgbouncer import pgbouncer
@@ -235,7 +235,7 @@ async def test_the_doctor_says_how_postgres_is_reached(
     level: str,
     told: str,
 ) -> None:
-    monkeypatch.setattr("gateway.operate.doctor.encryption.LOCAL", frozenset())
+    monkeypatch.setattr("gateway.operations.doctor.credentials.LOCAL_HOSTS", frozenset())
     url = url_of(tls_postgres.port, authority, client).replace("verify-full", mode)
     connection = await connect(url, name="test")
     [finding] = await check_postgres_encryption(url, connection)
@@ -247,7 +247,7 @@ async def test_the_doctor_says_how_postgres_is_reached(
 async def test_the_doctor_says_that_a_way_is_in_the_clear(
     engine_dir: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operate.doctor.encryption.LOCAL", frozenset())
+    monkeypatch.setattr("gateway.operations.doctor.credentials.LOCAL_HOSTS", frozenset())
     with pgbouncer(engine_dir / "clear", postgres.url) as clear:
         connection = await connect(clear.url(), name="test")
         [finding] = await check_postgres_encryption(clear.url(), connection)

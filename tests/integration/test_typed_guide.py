@@ -13,8 +13,8 @@ import respx
 import stripe
 
 from gateway import Context, Event
-from gateway.samples import make_sample
-from gateway.secrets import Secret
+from gateway.base.secrets import Secret
+from gateway.providers.samples import make_sample
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import Function, subscribe, working

@@ -1,11 +1,14 @@
 """The SQL of docs/uninstall.md and docs/own-tables.md does what these pages say."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Final
 
 import asyncpg
 
+from gateway.config.routes import load_config
+from gateway.dev.scaffold.project import plan_project
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version, migrate
 from tests.support.databases import run_sql
@@ -41,6 +44,19 @@ async def test_the_schema_is_dropped_and_nothing_else(database_url: str, ledger:
     await migrate(connection, [])
     await check_version(connection)
     await connection.close()
+
+
+def test_the_routes_of_a_test_have_the_schema_of_the_migrations(tmp_path: Path) -> None:
+    """The shell line of docs/own-tables.md, on the routes that `gateway init` writes."""
+    for name, text in plan_project(["stripe"]).items():
+        if name.startswith(("config/", "tests/")):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text, encoding="utf-8")
+    [line] = re.findall(r"^\{ echo .*$", (DOCS / "own-tables.md").read_text("utf-8"), re.MULTILINE)
+    subprocess.run(["sh", "-euc", line], cwd=tmp_path, check=True)
+    config = load_config(tmp_path / "tests" / "routes.yaml")
+    assert config.schema == (Path("tests/schema.sql"),)
+    assert [route.name for route in config.routes] == ["stripe"]
 
 
 async def test_a_role_with_the_name_of_the_schema_has_it_as_its_default(database_url: str) -> None:

@@ -10,14 +10,14 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event
-from gateway.embedded import Postgres
-from gateway.ledger.claims import Verdict
+from gateway.base.model import ReplayPolicy
+from gateway.dev.embedded import Postgres
+from gateway.ledger.claims import ClaimVerdict
 from gateway.ledger.connection import Connection
+from gateway.ledger.encryption import EncryptionKeys
 from gateway.ledger.migrate import Migration, check_version, migrate, read_migrations
-from gateway.ledger.sealed import Vault
-from gateway.model import ReplayPolicy
-from gateway.operate.inspect import find
-from gateway.operate.reveal import reveal
+from gateway.operations.encryption import reveal
+from gateway.operations.inspect import find
 from tests.support.databases import drop, on_database, run_sql
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.past import ERRORS, HANDLER, HEADERS, RESULTS, RING, body_of, lived_at
@@ -210,20 +210,20 @@ async def _call() -> None:
 
 async def _check_refused(url: str, events: list[str]) -> None:
     """The same ids, and the same bytes under another one."""
-    vault = Vault(ring=RING, routes=frozenset({"vault"}))
+    encryption = EncryptionKeys(ring=RING, routes=frozenset({"vault"}))
     sent = ("done", "stripe"), ("pruned", "stripe"), ("guarded", "github"), ("sealed", "vault")
     claims = [
-        vault.seal_claim(make_claim(id, route=route, body=body_of(id)))
+        encryption.seal_claim(make_claim(id, route=route, body=body_of(id)))
         for id, route in sent
         if id in {*events, "pruned"}
     ]
     answers = await claim_all(url, claims)
-    assert {(a.verdict, a.conflict) for a in answers} == {(Verdict.DUPLICATE, False)}
+    assert {(a.verdict, a.conflict) for a in answers} == {(ClaimVerdict.DUPLICATE, False)}
     [again] = await claim_all(
         url,
         [make_claim("fresh", route="github", body=body_of("guarded"), replay=ReplayPolicy.REFUSE)],
     )
-    assert (again.verdict, again.first_event_id) == (Verdict.REPLAYED, "guarded")
+    assert (again.verdict, again.first_event_id) == (ClaimVerdict.REPLAYED, "guarded")
 
 
 @pytest.mark.parametrize("past_url", [28], indirect=True)

@@ -9,12 +9,12 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event
-from gateway.ledger.sealed import OPEN
+from gateway.base.model import Lease
+from gateway.config.registry import Registry
+from gateway.ledger.encryption import OPEN
 from gateway.ledger.sessions import Sessions
-from gateway.model import Lease
-from gateway.registry import Registry
-from gateway.run.bench import Workbench
-from gateway.run.context import transaction_of
+from gateway.worker.context import transaction_of
+from gateway.worker.parts import WorkerContext
 from tests.support.ledger import Reader
 from tests.support.workers import count, make_config, subscribe
 
@@ -37,9 +37,9 @@ def make_context(
         occurred_at=NOON, received_at=received_at, headers={}, body=b"{}",
     )  # fmt: skip
     lease = Lease(delivery_id=1, token=UUID(int=0), handler="h", attempt=1, event=event)
-    bench = Workbench(
+    bench = WorkerContext(
         work=sessions, ledger=None, http=None, patience=SECOND,  # type: ignore[arg-type]
-        config=make_config(), registry=Registry(()), vault=OPEN,
+        config=make_config(), registry=Registry(()), encryption=OPEN,
         on_retry=lambda _: None, on_published=lambda _: None,
     )  # fmt: skip
     subscription = subscribe(count, timeout=SECOND)

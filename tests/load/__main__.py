@@ -11,7 +11,7 @@ from pathlib import Path
 
 import asyncpg
 
-from gateway.embedded import Postgres, Redis
+from gateway.dev.embedded import Postgres, Redis
 from tests.load.overload import TIMES, Overload, overload
 from tests.support.ledger import Reader
 from tests.support.processes import Project

@@ -4,14 +4,14 @@ import os
 import subprocess
 from pathlib import Path
 
-from gateway.embedded.account import engine_account
-from gateway.embedded.binaries import Places, find_postgres
+from gateway.dev.embedded.binaries import BinaryPaths, find_postgres
+from gateway.dev.embedded.home import engine_account
 from tests.support.needs import lacks
 
 
 def tool(name: str) -> str:
     """Where it is, beside the server; skips the test where it is not (the wheels have none)."""
-    binaries = find_postgres(Places(), engine_account())
+    binaries = find_postgres(BinaryPaths(), engine_account())
     program = binaries.directory / name
     if not program.exists():
         lacks("pg_dump")

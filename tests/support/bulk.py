@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.ledger.bulk import Action, Effects, NewOrder, Order, begin_order
+from gateway.config.registry import Registry, Subscription
+from gateway.ledger.bulk import Action, BulkOperation, EffectPolicy, NewBulkOperation, begin_order
 from gateway.ledger.connection import Connection, connect
+from gateway.ledger.encryption import OPEN
 from gateway.ledger.filter import Filter
-from gateway.ledger.sealed import OPEN
-from gateway.ledger.steps import Means
-from gateway.operate.bulk import Carrier, count_matching
-from gateway.registry import Registry, Subscription
+from gateway.ledger.steps import StepContext
+from gateway.operations.bulk import BulkRunner, count_matching
 from tests.support.ledger import Reader
 
 EVENTS = """
@@ -77,15 +77,15 @@ class Clerk:
     def __init__(self, connection: Connection, subscriptions: Sequence[Subscription]) -> None:
         self.connection = connection
         self.woken: list[int] = []
-        self.vault = OPEN
+        self.encryption = OPEN
         self._registry = Registry(subscriptions)
 
-    async def begin(self, action: Action = Action.REPLAY, **order: Any) -> Order:
+    async def begin(self, action: Action = Action.REPLAY, **order: Any) -> BulkOperation:
         rate, as_of = order.pop("rate", None), order.pop("as_of", datetime.now(UTC))
-        effects = order.pop("effects", Effects.KEEP)
+        effects = order.pop("effects", EffectPolicy.KEEP)
         filter = Filter(**order)
         count = await count_matching(self.connection, action, filter, as_of, lambda: self._registry)
-        new = NewOrder(
+        new = NewBulkOperation(
             action=action,
             filter=filter,
             actor="ann",
@@ -97,19 +97,19 @@ class Clerk:
         )
         return await begin_order(self.connection, new)
 
-    def steps(self, order: Order) -> Any:
+    def steps(self, order: BulkOperation) -> Any:
         """How it stands after each step."""
-        means = Means(registry=lambda: self._registry, vault=lambda: self.vault)
-        carrier = Carrier(session=self._session, wake=self._wake, means=means)
+        means = StepContext(registry=lambda: self._registry, encryption=lambda: self.encryption)
+        carrier = BulkRunner(session=self._session, wake=self._wake, means=means)
         return carrier.carry_out(order.id, order.resumed)
 
-    async def carry_out(self, order: Order) -> Order:
+    async def carry_out(self, order: BulkOperation) -> BulkOperation:
         """To its end."""
         async for stepped in self.steps(order):
             order = stepped
         return order
 
-    async def do(self, action: Action = Action.REPLAY, **order: Any) -> Order:
+    async def do(self, action: Action = Action.REPLAY, **order: Any) -> BulkOperation:
         return await self.carry_out(await self.begin(action, **order))
 
     @asynccontextmanager

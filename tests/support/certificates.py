@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.embedded.account import engine_account
+from gateway.dev.embedded.home import engine_account
 
 DAY = timedelta(days=1)
 

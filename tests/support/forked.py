@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +62,8 @@ class Forked:
 
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signum)
+            with suppress(ProcessLookupError):  # it has just ended, which `poll` learns a bit later
+                os.kill(self.pid, signum)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -78,8 +80,8 @@ def _run(
     errors: Path,
     death: Death | None,
 ) -> None:
+    from gateway.base.failpoints import Step, arm
     from gateway.cli import main
-    from gateway.failpoints import Step, arm
 
     for stream, file in ((sys.stdout, output), (sys.stderr, errors)):
         sink = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

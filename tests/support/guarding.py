@@ -1,10 +1,10 @@
 """What guards the Admin API of an application in a test."""
 
-from gateway.metrics.serve import Metrics
-from gateway.receive.address import Addresses
+from gateway.config.settings import Settings
+from gateway.http.client_address import Addresses
+from gateway.http.limits import Limiters
 from gateway.receive.guard import TokenGuard
-from gateway.receive.limits import Limiters
-from gateway.settings import Settings
+from gateway.receive.metrics import Metrics
 
 
 def a_guard() -> TokenGuard:

@@ -5,18 +5,18 @@ from collections.abc import Iterable
 
 import asyncpg
 
-from gateway.ledger.sealed import Vault
-from gateway.sealing import KeyRing
-from gateway.secrets import Secret
+from gateway.base.secrets import Secret
+from gateway.ledger.encryption import EncryptionKeys
+from gateway.privacy.encryption import KeyRing
 
 
 def make_key() -> Secret:
     return Secret(os.urandom(32))
 
 
-def make_vault(*keys: Secret, routes: Iterable[str] = ("stripe",)) -> Vault:
+def make_vault(*keys: Secret, routes: Iterable[str] = ("stripe",)) -> EncryptionKeys:
     """Under these keys, or one made up."""
-    return Vault(ring=KeyRing(keys or (make_key(),)), routes=frozenset(routes))
+    return EncryptionKeys(ring=KeyRing(keys or (make_key(),)), routes=frozenset(routes))
 
 
 async def find_in_ledger(url: str, *words: str) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.notation.quantities import parse_size
-from gateway.settings import Settings, load_settings
+from gateway.base.units import parse_size
+from gateway.config.settings import Settings, load_settings
 from tests.support.needs import program
 from tests.support.waiting import PATIENCE_S
 from tests.tools import find

@@ -11,9 +11,9 @@ from uuid import uuid4
 import asyncpg
 import orjson
 
+from gateway.base.model import Envelope, ReplayPolicy
 from gateway.ledger.claims import Claim, Claimed, Claimer
 from gateway.ledger.deliveries import discard, replay
-from gateway.model import Envelope, ReplayPolicy
 
 
 def make_claim(

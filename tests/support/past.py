@@ -8,8 +8,8 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from gateway.sealing import KeyRing
-from gateway.secrets import Secret
+from gateway.base.secrets import Secret
+from gateway.privacy.encryption import KeyRing
 
 DIRECTORY: Final = Path(__file__).parents[1] / "past"
 RING: Final = KeyRing([Secret(hashlib.sha256(b"a key of the past").digest())])

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 
-from gateway.embedded import process
-from gateway.embedded.account import engine_account
+from gateway.dev.embedded import process
+from gateway.dev.embedded.home import engine_account
 from tests.support.needs import program
 from tests.support.ports import free_port
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from gateway.notation.quantities import format_duration
+from gateway.base.units import format_duration
+from gateway.config.routes.checks import shortest_key_retention
 from gateway.providers import PROVIDERS, Provider
-from gateway.providers.github_types import UNIQUE
+from gateway.providers.github import UNIQUE
 from gateway.providers.provider import Facts
-from gateway.routes.checks import shortest_key_retention
 
 PAGE = Path(__file__).parents[2] / "docs" / "providers.md"
 HEADING = "## The catalogue\n"

@@ -8,8 +8,8 @@ from uuid import uuid4
 import httpx
 from jsonschema import Draft202012Validator
 
+from gateway.api.jobs import PATH
 from gateway.api.openapi import describe_api
-from gateway.api.queues import PATH
 from tests.support.processes import Project, Serving
 from tests.support.waiting import PATIENCE_S
 

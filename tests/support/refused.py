@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.receive.turned_away import TurnedAway, measure
+from gateway.receive.turned_away import UnexaminedRequest, measure
 
 
 def turned_away(
@@ -18,11 +18,11 @@ def turned_away(
     path: str = "/webhooks/stripe",
     address: str | None = "203.0.113.7",
     **more: Any,
-) -> TurnedAway:
+) -> UnexaminedRequest:
     """One of them."""
     raw, _, query = path.partition("?")
     scope = {"method": "POST", "raw_path": raw.encode(), "query_string": query.encode()}
-    return TurnedAway(
+    return UnexaminedRequest(
         route=route,
         at=at or datetime.now(UTC),
         code=code,

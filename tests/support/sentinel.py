@@ -10,8 +10,8 @@ from typing import Any, Final
 from redis import Redis
 from redis.exceptions import RedisError
 
-from gateway.embedded import process
-from gateway.embedded.binaries import Places, find_redis
+from gateway.dev.embedded import process
+from gateway.dev.embedded.binaries import BinaryPaths, find_redis
 from tests.support.certificates import Pair
 from tests.support.needs import program
 from tests.support.ports import free_port
@@ -87,7 +87,7 @@ class Node:
         config = self._directory / "server.conf"
         if not config.exists():
             config.write_text(self._config)
-        server = _with_tls(self._directory) if self.tls else find_redis(Places(), None).server
+        server = _with_tls(self._directory) if self.tls else find_redis(BinaryPaths(), None).server
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self.prefix, str(server), str(config), *self._options],

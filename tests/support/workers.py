@@ -10,16 +10,16 @@ from typing import Any
 from pydantic import SecretStr
 
 from gateway import Context, Event
-from gateway.model import Backoff, Retention, RetryPolicy
-from gateway.outbound.destination import Destination
-from gateway.project import Project
+from gateway.base.model import Backoff, Retention, RetryPolicy
+from gateway.base.secrets import Secret
+from gateway.config.project import Project
+from gateway.config.registry import Registry, Resource, Subscription
+from gateway.config.routes import AlertDestinations, Config, Route
+from gateway.config.settings import Settings
+from gateway.http.outbound import Destination
+from gateway.privacy.encryption import KeyRing
+from gateway.processes.work import Worker
 from gateway.providers import PROVIDERS
-from gateway.registry import Registry, Resource, Subscription
-from gateway.routes import AlertDestinations, Config, Route
-from gateway.sealing import KeyRing
-from gateway.secrets import Secret
-from gateway.settings import Settings
-from gateway.worker import Worker
 from tests.support.ledger import Reader
 from tests.support.waiting import until
 

@@ -14,15 +14,15 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rich.console import Console
 
-from gateway.ledger.connection import Connection
 from tests.support.waiting import until
 from tests.torture.audit import BOUND_S, Result, Run, Sent, judge
-from tests.torture.callee import Callee
 from tests.torture.evidence import Evidence, gather, unfinished
 from tests.torture.faults import FAULTS
 from tests.torture.plan import BURST, SHAPES, Shape, Step, draw_steps
 from tests.torture.record import CALM, Record, Window
 from tests.torture.report import print_window
+from tests.torture.resolve import Scene as ResolveScene
+from tests.torture.resolve import list_effects, resolve
 from tests.torture.sender import MOST_WAITING_S, Sender
 from tests.torture.stage import NotPossible, open_stage
 from tests.torture.watcher import Watcher
@@ -54,21 +54,14 @@ class Options:
     """Whether a recovery that takes too long is a failure."""
 
 
-class Scene(Protocol):
+class Scene(ResolveScene, Protocol):
     """What is attacked."""
-
-    @property
-    def callee(self) -> Callee: ...
 
     @property
     def addresses(self) -> Sequence[Address]: ...
 
     @property
     def restarts(self) -> int: ...
-
-    async def connect(self) -> Connection: ...
-
-    async def ready(self, *names: str) -> None: ...
 
 
 S = TypeVar("S", bound=Scene)
@@ -90,7 +83,11 @@ class Attack(Generic[S]):
         self._script = script
         self._stage = stage
         self._console = console
-        self._record = Record(calls=stage.callee.calls, epoch_s=time.time() - time.monotonic())
+        self._record = Record(
+            calls=stage.callee.calls,
+            ordered_calls=stage.callee.ordered_calls,
+            epoch_s=time.time() - time.monotonic(),
+        )
         self._sender = Sender(
             options.seed, options.rate, stage.addresses, self._record, options.most_waiting_s
         )
@@ -112,7 +109,10 @@ class Attack(Generic[S]):
                 self._sender.cancel()
             watching.cancel()
         self._close_window()
-        return judge(self._run(), self._sent(), self._record, await self._evidence())
+        evidence = await self._evidence()
+        listed = await list_effects(self._stage)
+        resolution = await resolve(self._stage, listed, self._options.patience_s)
+        return judge(self._run(), self._sent(), self._record, evidence, listed, resolution)
 
     async def _attack(self) -> None:
         self._open_window(CALM, "")

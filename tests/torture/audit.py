@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple, Self
 
+from tests.torture.calls import Calls, Listed, Resolution, audit_calls
 from tests.torture.evidence import Delivery, Evidence
 from tests.torture.flow import Flow, look_at_flow
 from tests.torture.plan import SHAPES
@@ -70,6 +71,8 @@ class Totals:
     claimed_only: int
     """In the ledger though no 2xx arrived: the answer got lost on its way."""
     effects_without_claim: int
+    renamed: int
+    """Effects of handlers under their new names."""
     tallies_off: int
     """The second handler's sum, less its effects."""
     dead: int
@@ -118,6 +121,7 @@ class Result:
     slowest: Sequence[str]
     """Those that took longest."""
     flow: Flow = field(default_factory=Flow)
+    calls: Calls = field(default_factory=Calls)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -133,6 +137,7 @@ class Result:
             offenders=document["offenders"],
             slowest=document["slowest"],
             flow=Flow(**document["flow"]),
+            calls=Calls(**document["calls"]),
         )
 
 
@@ -163,7 +168,14 @@ class _Tally:
     silence_s: float = 0.0
 
 
-def judge(run: Run, sent: Sent, record: Record, evidence: Evidence) -> Result:
+def judge(
+    run: Run,
+    sent: Sent,
+    record: Record,
+    evidence: Evidence,
+    listed: Sequence[Listed] = (),
+    resolution: Resolution | None = None,
+) -> Result:
     """The audit. Pure: the same lists give the same verdict."""
     lost = {e: why for e, ack in record.acknowledged.items() if (why := _missing(ack, evidence))}
     twice = _doubled(evidence)
@@ -171,18 +183,22 @@ def judge(run: Run, sent: Sent, record: Record, evidence: Evidence) -> Result:
     lines = _lines(record, recoveries, lost, twice)
     totals = _totals(record, evidence, lines, lost, twice)
     flow = look_at_flow(record, evidence)
+    calls = audit_calls(
+        record, evidence.callers, listed, evidence.hidden, resolution or Resolution()
+    )
     return Result(
         run=run,
         sent=sent,
         lines=lines,
         totals=totals,
-        problems=_problems(run, sent, lines, totals) + flow.problems,
+        problems=[*_problems(run, sent, lines, totals), *flow.problems, *calls.problems],
         offenders=_offenders(lost | twice, evidence),
         slowest=_offenders(
             {r.event_id: f"{r.seconds:.1f} s after {r.fault}" for r in _worst(recoveries)},
             evidence,
         ),
         flow=flow,
+        calls=calls,
     )
 
 
@@ -209,26 +225,26 @@ def _lines(
     twice: Mapping[str, str],
 ) -> list[Line]:
     starts = [window.started_at for window in record.windows]
-    tallies = {window.fault: _Tally() for window in record.windows}
+    stats = {window.fault: _Tally() for window in record.windows}
     for window in record.windows:
-        tallies[window.fault].runs += window.fault != CALM
+        stats[window.fault].runs += window.fault != CALM
     for event in record.acknowledged.values():
-        tally = tallies[record.windows[_place(starts, event.at)].fault]
+        tally = stats[record.windows[_place(starts, event.at)].fault]
         tally.acknowledged += 1
         tally.lost += event.event_id in lost
         tally.twice += event.event_id in twice
     for recovery in recoveries:
-        tally = tallies[recovery.fault]
+        tally = stats[recovery.fault]
         tally.late += recovery.is_late
         if not recovery.fails:
             tally.recovery_s = max(tally.recovery_s, recovery.seconds)
     for window, silence_s in zip(record.windows, _silences(record), strict=True):
-        tally = tallies[window.fault]
+        tally = stats[window.fault]
         tally.silence_s = max(tally.silence_s, silence_s)
     order = {fault: n for n, fault in enumerate([CALM, *SHAPES])}
     return [
         Line(fault=fault, **asdict(tally))
-        for fault, tally in sorted(tallies.items(), key=lambda i: order.get(i[0], len(order)))
+        for fault, tally in sorted(stats.items(), key=lambda i: order.get(i[0], len(order)))
     ]
 
 
@@ -303,7 +319,8 @@ def _totals(
         effects_without_claim=sum(
             n for (event_id, _), n in evidence.effects.items() if event_id not in evidence.claimed
         ),
-        tallies_off=evidence.tallies - of_tally,
+        renamed=evidence.renamed,
+        tallies_off=evidence.stats - of_tally,
         dead=statuses["dead"],
         unfinished=statuses["pending"] + statuses["running"],
         spooled=len(evidence.spooled_ids),
@@ -355,24 +372,29 @@ def verdict(totals: Totals) -> str:
 
 
 def counts(result: Result) -> list[tuple[str, str]]:
-    """What else was counted, for people."""
+    """Return the other figures of the audit, with their labels."""
     sent, totals = result.sent, result.totals
     refusals = {k: n for k, n in sorted(sent.answers.items()) if not k.startswith("200 ")}
     return [
-        ("sent", f"{sent.events:,} events, {sent.retries:,} retries of them"),
-        ("held back", f"{sent.held_back_s:.1f} s, because too much waited"),
-        ("answered otherwise", ", ".join(f"{k}: {n:,}" for k, n in refusals.items()) or "never"),
-        ("never acknowledged", f"{sent.given_up:,} of a sender that does not retry"),
-        ("sent again", f"{sent.duplicates:,}, answered 200: {sent.duplicates_answered:,}"),
-        ("claimed", f"{totals.claimed:,}, of these without an answer: {totals.claimed_only:,}"),
+        ("sent", f"{sent.events:,} events, {sent.retries:,} retries"),
+        ("sender paused", f"{sent.held_back_s:.1f} s, because too many events waited"),
+        ("other answers", ", ".join(f"{k}: {n:,}" for k, n in refusals.items()) or "none"),
+        ("never acknowledged", f"{sent.given_up:,}, all of the sender that does not retry"),
+        ("duplicates sent", f"{sent.duplicates:,}, answered 200: {sent.duplicates_answered:,}"),
+        ("claimed", f"{totals.claimed:,}; the answer got lost for {totals.claimed_only:,} of them"),
         ("through the spool", f"{totals.spooled:,}"),
-        ("effects", f"{totals.effects:,}, without a claim: {totals.effects_without_claim:,}"),
-        ("kit", str(result.flow)),
+        (
+            "effects",
+            f"{totals.effects:,}, without a claim: {totals.effects_without_claim:,},"
+            f" by renamed handlers: {totals.renamed:,}",
+        ),
+        ("order, keys, limits", str(result.flow)),
+        *result.calls.counts(),
         ("runs", ", ".join(f"{k}: {n:,}" for k, n in totals.outcomes.items())),
         ("leases taken back", f"{totals.leases_taken_back:,}"),
         ("attempts burned", f"{totals.attempts_burned:,}, time-outs: {totals.handler_timeouts:,}"),
         ("dead", f"{totals.dead:,}"),
-        ("processes started anew", f"{result.run.processes_restarted:,}"),
+        ("process restarts", f"{result.run.processes_restarted:,}"),
     ]
 
 

@@ -45,6 +45,11 @@ class Child:
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
+    def deploy(self, environ: Mapping[str, str]) -> None:
+        """Let it end gracefully, and start again with these variables as well."""
+        self._environ = {**self._environ, **environ}
+        self.send(signal.SIGTERM)
+
     def start(self) -> None:
         self._upkeep = asyncio.create_task(self._keep_up(), name=f"upkeep of {self.name}")
 

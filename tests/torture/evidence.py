@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.ledger.connection import Connection
+from tests.torture.calls import Caller
 
-PLANNED: Final = "Planned:%"
+CALL_ERRORS: Final = "HTTPStatusError|ReadTimeout|ReadError|RemoteProtocolError|ConnectTimeout"
+PLANNED: Final = rf"^(Planned|{CALL_ERRORS})\M"
+"""Failures on purpose: of handlers, and of calls that the callee refuses, fails or breaks."""
 TIMEOUT: Final = "TIMEOUT:%"
 SPOOLED_IDS: Final = "select event_id from gateway.processed_events where spooled"
 DELIVERIES: Final = """
@@ -25,7 +28,36 @@ DELIVERIES: Final = """
     from gateway.deliveries d order by id
 """
 ORDERED: Final = "select event_id from public.effects where handler = 'ordered' order by n"
-RUNS: Final = "select event_id, runs from gateway.deliveries where handler like '%.called'"
+CALLERS: Final = """
+    select d.event_id, d.status::text, d.runs, g.because as gone_on, case
+        when d.handler like '%.charged'
+        then d.route || '.' || (convert_from(p.body, 'utf8')::json #>> '{work,subject}')
+        else d.event_id
+    end as subject, exists (
+        select from gateway.attempts a
+        where a.delivery_id = d.id
+          and (a.outcome in ('lost', 'released') or a.error like 'TIMEOUT:%')
+    ) as is_interrupted
+    from gateway.deliveries d
+    join gateway.processed_events e using (route, event_id)
+    join gateway.payloads p on p.id = e.payload_id and p.until = e.payload_until
+    left join public.gone_on g on g.event_id = d.event_id
+    where d.handler like any (array['%.called', '%.charged'])
+"""
+HIDDEN: Final = """
+    select d.event_id from gateway.effects e join gateway.deliveries d on d.id = e.delivery_id
+    where d.status = 'done' and e.status = 'begun' and e.made_by is null
+"""
+SINGLES: Final = """
+    select route || ' ' || subject as once, count(*) as n from public.singles group by 1
+"""
+RETRIES: Final = """
+    select event_id, count(*) as n from gateway.audit where action = 'retry effect' group by 1
+"""
+COMPLETIONS: Final = """
+    select event_id, count(*) as n from public.effects where handler in ('called', 'charged')
+    group by 1
+"""
 MOST_AT_ONCE: Final = """
     select coalesce(max(n), 0) from (
         select sum(step) over (partition by route order by at, step) as n
@@ -69,7 +101,7 @@ class Evidence:
     """Events in the ledger, and their routes."""
     effects: Counter[tuple[str, str]]
     """By event and handler."""
-    tallies: int
+    stats: int
     """The sum of what the second handler counted."""
     deliveries: dict[str, list[Delivery]]
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -81,8 +113,14 @@ class Evidence:
     spooled_ids: frozenset[str] = frozenset()
     ordered: Sequence[str] = ()
     """Events whose handler has an order, as their effects came."""
-    runs: Mapping[str, int] = field(default_factory=dict)
-    """How often an event ran that makes a call."""
+    callers: Sequence[Caller] = ()
+    """Deliveries that make a call."""
+    hidden: Sequence[str] = ()
+    """Events with a completed delivery whose effect is neither done nor unknown."""
+    renamed: int = 0
+    """Effects of handlers under their new names."""
+    singles: Mapping[str, int] = field(default_factory=dict)
+    """Effects by key, of the handler that acts once per key."""
     most_at_once: int = 0
     """Runs of the handler that has a concurrency, on one route."""
     starts: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -103,17 +141,20 @@ async def gather(connection: Connection) -> Evidence:
     return Evidence(
         claimed={row["event_id"]: row["route"] for row in claimed},
         effects=Counter({(row["event_id"], row["handler"]): row["n"] for row in effects}),
-        tallies=await connection.fetchval("select sum(n)::bigint from public.tallies"),
+        stats=await connection.fetchval("select sum(n)::bigint from public.tallies"),
         deliveries=await _deliveries(connection),
         outcomes={row["outcome"]: row["n"] for row in outcomes},
         leases_taken_back=await _attempts(connection, "lost", "error like 'WORKER_LOST%'"),
         handler_timeouts=await _attempts(connection, "retry", f"error like '{TIMEOUT}'"),
         attempts_burned=await _attempts(
-            connection, "retry", f"error not like '{PLANNED}' and error not like '{TIMEOUT}'"
+            connection, "retry", f"error !~ '{PLANNED}' and error not like '{TIMEOUT}'"
         ),
         spooled_ids=frozenset(await _column(connection, SPOOLED_IDS)),
         ordered=await _column(connection, ORDERED),
-        runs={row["event_id"]: row["runs"] for row in await connection.fetch(RUNS)},
+        callers=[Caller(**dict(row)) for row in await connection.fetch(CALLERS)],
+        hidden=await _column(connection, HIDDEN),
+        renamed=await connection.fetchval("select count(*) from public.effects where renamed"),
+        singles=await _counts(connection, SINGLES),
         most_at_once=await connection.fetchval(MOST_AT_ONCE),
         starts={row["route"]: row["at"] for row in await connection.fetch(STARTS)},
     )
@@ -121,6 +162,20 @@ async def gather(connection: Connection) -> Evidence:
 
 async def _column(connection: Connection, query: str) -> list[str]:
     return [row[0] for row in await connection.fetch(query)]
+
+
+async def _counts(connection: Connection, query: str) -> dict[str, int]:
+    return {row[0]: row[1] for row in await connection.fetch(query)}
+
+
+async def count_retries(connection: Connection) -> dict[str, int]:
+    """By event: how often a retry of its effect was ordered."""
+    return await _counts(connection, RETRIES)
+
+
+async def count_completions(connection: Connection) -> dict[str, int]:
+    """By event: how often a run of a handler that makes a call has committed."""
+    return await _counts(connection, COMPLETIONS)
 
 
 async def unfinished(connection: Connection) -> int:

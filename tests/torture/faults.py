@@ -59,6 +59,16 @@ async def stop_one(stage: Stage, step: Step) -> str:
     return "stopped and continued"
 
 
+async def rename(stage: Stage, step: Step) -> str:
+    """The next step of a rolling deploy in which handlers get other names, or of its rollback."""
+    half, is_renamed = next(stage.deploys)
+    await stage.ready(*half)
+    for name in half:
+        stage.children[name].deploy({"RENAMED": is_renamed})
+    await stage.ready(*half)
+    return f"{' and '.join(half)}: {'new' if is_renamed == 'yes' else 'old'} names"
+
+
 async def flushall(stage: Stage, step: Step) -> str:
     jobs = 0
     async with _redis(stage) as client:
@@ -212,6 +222,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "kill-all": kill_all,
     "stop-worker": stop_one,
     "stop-serve": stop_one,
+    "rename": rename,
     "flushall": flushall,
     "redis-restart": redis_restart,
     "redis-unreachable": redis_unreachable,

@@ -1,12 +1,11 @@
-"""The audit of what handlers asked for: an order, calls that happen once, jobs, and a pace."""
+"""The audit of what handlers asked for: an order, one effect per key, jobs, and a pace."""
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tests.torture.callee import Call
 from tests.torture.evidence import Evidence
 from tests.torture.faults import OFFSETS_S
 from tests.torture.plan import CONCURRENCY, RATE
@@ -23,17 +22,16 @@ class Flow:
 
     ordered: int = 0
     """Effects whose order was looked at."""
-    calls: int = 0
-    repeated_calls: int = 0
-    """Made again under the same key, where the end of the first was unknown and that is allowed."""
+    singles: int = 0
+    """Keys of which one event was to take effect."""
     most_at_once: int = 0
     """Runs of a handler with a concurrency."""
     most_in_period: int = 0
     """Starts of a handler with a rate."""
     out_of_order: int = 0
     """Effects before that of an event that was acknowledged before theirs was sent."""
-    wrong_calls: int = 0
-    """A second one where there must be none, or under another key; or none in a whole run."""
+    singles_off: int = 0
+    """Keys with no effect, or with several."""
     jobs_off: int = 0
     """Events whose handler published, with no job or several; or jobs that nobody published."""
 
@@ -41,7 +39,7 @@ class Flow:
     def problems(self) -> list[str]:
         found = {
             f"{self.out_of_order} effects out of order": self.out_of_order,
-            f"{self.wrong_calls} calls too many, too few or under another key": self.wrong_calls,
+            f"{self.singles_off} keys with more or less than one effect": self.singles_off,
             f"{self.jobs_off} jobs too many or too few": self.jobs_off,
             f"{self.most_at_once} at once of a handler that may be {CONCURRENCY}": (
                 self.most_at_once > CONCURRENCY
@@ -54,10 +52,9 @@ class Flow:
 
     def __str__(self) -> str:
         return (
-            f"{self.ordered:,} effects with an order, {self.calls:,} calls and"
-            f" {self.repeated_calls:,} of them repeated under their key,"
-            f" {self.most_at_once} at once at most,"
-            f" {self.most_in_period} started in half a second at most"
+            f"{self.ordered:,} effects in the order of their keys, {self.singles:,} keys with one"
+            f" effect; at most {self.most_at_once} runs at once and {self.most_in_period} starts in"
+            f" half a second"
         )
 
 
@@ -66,11 +63,10 @@ def look_at_flow(record: Record, evidence: Evidence) -> Flow:
     turns = _turns(record, evidence)
     return Flow(
         ordered=sum(map(len, turns)),
-        calls=len(record.calls),
-        repeated_calls=len(record.calls) - len({call.event_id for call in record.calls}),
+        singles=len(evidence.singles),
+        singles_off=_singles_off(record, evidence),
         most_at_once=evidence.most_at_once,
         out_of_order=sum(map(_out_of_order, turns)),
-        wrong_calls=_wrong_calls(record.calls, evidence),
         jobs_off=_jobs_off(evidence),
         most_in_period=max(
             (_most_in_period(starts, record) for starts in evidence.starts.values()), default=0
@@ -99,21 +95,10 @@ def _out_of_order(events: Sequence[Acknowledged]) -> int:
     return found
 
 
-def _wrong_calls(calls: Iterable[Call], evidence: Evidence) -> int:
-    """`skip` is once at most. `retry` is again in another run only, and under one key."""
-    made = Counter(calls)
-    skipped = Counter(call.event_id for call in made.elements() if call.unknown == "skip")
-    repeated = Counter(call.event_id for call in made.elements() if call.unknown == "retry")
-    keys = Counter(call.event_id for call in made)
-    called = skipped + repeated
-    return sum(
-        (
-            sum(n > 1 for n in skipped.values()),
-            sum(n > evidence.runs.get(event_id, 0) for event_id, n in repeated.items()),
-            sum(n > 1 for n in keys.values()),
-            sum(n == 1 and not called[event_id] for event_id, n in evidence.runs.items()),
-        )
-    )
+def _singles_off(record: Record, evidence: Evidence) -> int:
+    owed = {event.once for event in record.acknowledged.values() if event.once is not None}
+    several = sum(n > 1 for n in evidence.singles.values())
+    return several + len(owed - evidence.singles.keys())
 
 
 def _jobs_off(evidence: Evidence) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from tests.torture.callee import BREAK, FAILURES, HANG, REFUSALS, Reply
+
 SEED: Final = 20261116
 
 SERVES: Final = ("serve-1", "serve-2")
@@ -14,9 +16,11 @@ ROUTES: Final = {"stripe": 0.5, "github": 0.3, "billing": 0.2}
 HANDLERS: Final = ("count", "tally")
 SHARDS: Final = 16
 KINDS: Final = {
-    "plain": 0.70,
+    "plain": 0.60,
     "ordered": 0.10,
-    "called": 0.06,
+    "called": 0.08,
+    "single": 0.04,
+    "charged": 0.04,
     "published": 0.04,
     "narrow": 0.05,
     "paced": 0.05,
@@ -40,7 +44,14 @@ SAVEPOINT: Final = 0.2
 TWIN: Final = 0.03
 SLOW_KIT: Final = 0.1
 SLOW_NARROW_S: Final = (0.05, 0.5)
-DROPPED: Final = 0.1
+TROUBLED: Final = 0.6
+"""Of the events that make a call: the first request or the first two do not succeed."""
+MOST_REPLIES: Final = 2
+REPLY_KINDS: Final = {"refusal": 0.4, "failure": 0.3, HANG: 0.1, BREAK: 0.2}
+CATCHES: Final = 0.2
+SUBJECTS: Final = ((100, 1), (2_000, 4))
+"""Keys of `once_per` and `per`: how many there are for so many events in a row. Events of the first
+ones are close together, those of the second ones are spread over some faults."""
 AGAIN: Final = 0.1
 AGAIN_S: Final = (0.2, 8.0)
 
@@ -84,6 +95,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "cut-after-commit": Shape(hold_s=(1.5, 3.0)),
     "slow-database": Shape(hold_s=(2.0, 4.0)),
     "full-disk": Shape(hold_s=(3.0, 4.0)),
+    "rename": Shape(targets=("", "", ""), each=True),
     "clock-jump": Shape(
         targets=("gateway +10m", "gateway -10m", "postgres +10m", "postgres -10m"),
         hold_s=(3.0, 4.0),
@@ -128,9 +140,14 @@ class PlannedEvent:
     kit_slow_s: float
     kit_fails: int
     unknown: str
-    """Where it is of the kind `called`: what becomes of a call that may have come through."""
-    call_drops: bool
-    """Whether its first call is not answered."""
+    """If it is of the kind `called`: what its handler does about a call of unknown outcome."""
+    replies: tuple[Reply, ...]
+    """What the callee says to its first requests; later ones succeed."""
+    catches: bool
+    """Whether its handler catches the error of the call and goes on."""
+    subject: str
+    """Of the same subject one takes effect if it is of the kind `single`, and all make one call
+    together if it is of the kind `charged`."""
     twin: bool
     """Sent to two `serve` processes at the same moment."""
     again_after_s: float | None
@@ -147,13 +164,19 @@ class PlannedEvent:
     @property
     def owed(self) -> tuple[str, ...]:
         """The effects that it is to have."""
-        kit = {"plain": (), "published": ("published", "job")}.get(self.kind, (self.kind,))
+        without = {"plain": (), "single": (), "published": ("published", "job")}
+        kit = without.get(self.kind, (self.kind,))
         return HANDLERS + kit
 
     @property
     def turn(self) -> str | None:
         """Events with the same one take turns."""
         return f"{self.route} {self.key}" if self.kind == "ordered" else None
+
+    @property
+    def once(self) -> str | None:
+        """Events with the same one have one effect together."""
+        return f"{self.route} {self.subject}" if self.kind == "single" else None
 
 
 def event_id(route: str, number: int) -> str:
@@ -201,9 +224,11 @@ def draw_event(seed: int, number: int) -> PlannedEvent:
         kit_slow_s=_kit_slowness_s(dice, kind),
         kit_fails=_failures(dice),
         unknown=dice.choice(("retry", "skip")),
-        call_drops=dice.random() < DROPPED,
         twin=dice.random() < TWIN,
         again_after_s=round(dice.uniform(*AGAIN_S), 1) if dice.random() < AGAIN else None,
+        replies=_replies(dice),
+        catches=dice.random() < CATCHES,
+        subject=_subject(dice, number),
     )
 
 
@@ -236,6 +261,28 @@ def _kit_slowness_s(dice: random.Random, kind: str) -> float:
 
 def _failures(dice: random.Random) -> int:
     return dice.randint(1, MOST_FAILURES) if dice.random() < FAILING else 0
+
+
+def _replies(dice: random.Random) -> tuple[Reply, ...]:
+    if dice.random() >= TROUBLED:
+        return ()
+    return tuple(_reply(dice) for _ in range(dice.randint(1, MOST_REPLIES)))
+
+
+def _reply(dice: random.Random) -> Reply:
+    kind = dice.choices(list(REPLY_KINDS), list(REPLY_KINDS.values()))[0]
+    is_done = dice.random() < 0.5
+    if kind == "refusal":
+        return Reply(str(dice.choice(REFUSALS)), False)
+    how = str(dice.choice(FAILURES)) if kind == "failure" else kind
+    return Reply(how, is_done)
+
+
+def _subject(dice: random.Random, number: int) -> str:
+    """Begins with what its handler does about a call of unknown outcome."""
+    events, keys = dice.choice(SUBJECTS)
+    unknown = "retry" if number // events % 2 else "skip"
+    return f"{unknown}-{events}-{number // events}-{dice.randrange(keys)}"
 
 
 def _dice(text: str) -> random.Random:

@@ -22,6 +22,8 @@ class Acknowledged:
     sent_at: float = 0.0
     """When it was sent first."""
     turn: str | None = None
+    once: str | None = None
+    """Its key, if its handler acts once per key."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +50,9 @@ class Record:
     """When the effect of a handler for an event was seen first."""
     windows: list[Window] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    """What reached the world outside."""
+    """Requests that reached the callee."""
+    ordered_calls: list[Call] = field(default_factory=list)
+    """Those after its recovery, by order of a person."""
     epoch_s: float = 0.0
     """The wall clock's time at zero of the monotonic clock."""
     _waiting: set[str] = field(default_factory=set)

@@ -199,6 +199,7 @@ class _Letter:
             owed=event.owed,
             sent_at=self._sent_at,
             turn=event.turn,
+            once=event.once,
         )
 
 
@@ -215,7 +216,9 @@ def _payload(event: PlannedEvent, provider: str) -> dict[str, Any]:
         "kit_slow_s": event.kit_slow_s,
         "kit_fails": event.kit_fails,
         "unknown": event.unknown,
-        "call_drops": event.call_drops,
+        "replies": ",".join(map(str, event.replies)),
+        "catches": event.catches,
+        "subject": event.subject,
     }
     if provider == "github":
         return {"ref": "refs/heads/main", "work": work}

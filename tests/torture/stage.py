@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
-from gateway.embedded import Postgres, Redis
+from gateway.dev.embedded import Postgres, Redis
 from gateway.ledger.connection import Connection
 from tests.support.ports import free_port
 from tests.support.processes import Project
@@ -25,6 +26,14 @@ from tests.torture.wire import HOST, Address, Wire
 
 PROJECT: Final = Path(__file__).with_name("project")
 LEASE_S, SWEEP_S, HANDLER_TIMEOUT_S = 3, 1, 5
+DEPLOYS: Final = (
+    (("serve-1", "worker-1"), "yes"),
+    (("serve-2", "worker-2"), "yes"),
+    (("serve-1", "worker-1"), "no"),
+    (("serve-2", "worker-2"), "no"),
+)
+"""A rolling deploy of the version with renamed handlers, and its rollback: after the first and the
+third step, old and new processes run side by side."""
 DISK_BYTES: Final = 16 * 1024**2
 CONNECT_S: Final = 5.0
 READY_S: Final = 60.0
@@ -62,6 +71,7 @@ class Stage:
         self.children: dict[str, Child] = {}
         self.disk = directory / "data"
         self.disk_is_small = False
+        self.deploys = cycle(DEPLOYS)
         self._pids: set[int] = set()
         self._engine_turn = threading.Lock()
 
@@ -107,13 +117,15 @@ class Stage:
         await self.postgres_wire.open()
         await self.redis_wire.open()
         await self.callee.start()
-        project = self._project()
-        migrated = await asyncio.to_thread(project.run, "migrate")
-        if migrated.returncode != 0:
-            raise RuntimeError(f"gateway migrate: {migrated.stdout}{migrated.stderr}")
+        self._project = self._make_project()
+        await self.command("migrate")
         for name in (*SERVES, *WORKERS):
-            self._start_child(project, name)
+            self._start_child(self._project, name)
         await self.ready()
+
+    async def command(self, *arguments: str) -> str:
+        """Run a command of the gateway, and return what it printed."""
+        return await run_command(self._project, *arguments)
 
     async def stop(self) -> None:
         """Ends whatever was started."""
@@ -127,7 +139,7 @@ class Stage:
             await asyncio.to_thread(_unmount, self.disk)
         clean_up(self._pids.union(*(child.pids for child in self.children.values())))
 
-    def _project(self) -> Project:
+    def _make_project(self) -> Project:
         database_url = f"postgresql://gateway@{HOST}:{self.postgres_wire.port}/gateway"
         redis_url = f"redis://{HOST}:{self.redis_wire.port}/0"
         project = Project(self.directory / "project", f"{database_url}?sslmode=disable", redis_url)
@@ -155,6 +167,14 @@ class Stage:
         )
         self.children[name] = child
         child.start()
+
+
+async def run_command(project: Project, *arguments: str) -> str:
+    """Run a command of the gateway in a project, and return what it printed."""
+    ran = await asyncio.to_thread(project.run, *arguments)
+    if ran.returncode != 0:
+        raise RuntimeError(f"gateway {' '.join(arguments)}: {ran.stdout}{ran.stderr}")
+    return ran.stdout
 
 
 @contextlib.asynccontextmanager

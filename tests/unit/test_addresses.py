@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.outbound.addresses import literal, refusal, refusal_of_host
+from gateway.http.outbound import literal, refusal, refusal_of_host
 
 METADATA = IPv4Address("169.254.169.254")
 

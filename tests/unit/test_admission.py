@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.errors import Overloaded
-from gateway.receive.admission import Admission, Crowd
+from gateway.base.errors import Overloaded
+from gateway.http.admission import Admission, ConnectionLimit
 
 
 def make_admission(
@@ -11,7 +11,7 @@ def make_admission(
 ) -> tuple[Admission, list[str]]:
     """Return it with the list of the pipelining connections that it evicts."""
     evicted: list[str] = []
-    pipelining = Crowd[str](
+    pipelining = ConnectionLimit[str](
         "pipelined request", max_members=9, max_bytes=9999, send_away=evicted.append
     )
     admission = Admission(

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from gateway.metrics.process import REPAIRS
+from gateway.ledger.metrics import REPAIRS
 from tests.support.prometheus import ALERTS, SCRAPING, Rule, metrics_in, promtool, rules
 from tests.support.watching import DOCS, PAGE, headings, render, written
 

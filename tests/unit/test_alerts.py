@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from gateway.alerts.message import make_message, message_id, slack_message
-from gateway.alerts.rules import QUIET, REMINDER, Decision, News, judge
-from gateway.errors import ConfigInvalid
-from gateway.ledger.alerts import MOST_COUNTED, Alert, Details, Finding, Kind, Pause
-from gateway.routes import Alerts, Config, check_alerts, load_config
+from gateway.base.errors import ConfigInvalid
+from gateway.config.routes import Alerts, Config, check_alerts, load_config
+from gateway.ledger.alerts import (
+    MOST_COUNTED,
+    Alert,
+    AlertFinding,
+    AlertKind,
+    Details,
+    HandlerPause,
+)
+from gateway.operations.alerts.message import make_message, message_id, slack_message
+from gateway.operations.alerts.rules import QUIET, REMINDER, AlertDecision, AlertNews, judge
 
 NOON = datetime(2026, 11, 17, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -110,9 +117,9 @@ def test_every_reference_that_leads_nowhere_is_told_at_once(tmp_path: Path) -> N
     assert "SECRET" not in str(refused.value)
 
 
-DEAD = Finding(kind=Kind.DEAD, route="stripe", handler="h")
+DEAD = AlertFinding(kind=AlertKind.DEAD, route="stripe", handler="h")
 SOME_DEAD = replace(DEAD, is_enough=False)
-LATE = Finding(kind=Kind.BACKLOG, route="stripe", handler="h")
+LATE = AlertFinding(kind=AlertKind.BACKLOG, route="stripe", handler="h")
 PAUSED = replace(LATE, paused=True)
 
 
@@ -123,8 +130,8 @@ class Story:
         self.alert: Alert | None = None
         self._repeat, self._tells = repeat, tells
 
-    def at(self, after: timedelta, finding: Finding | None) -> News | None:
-        decision: Decision | None = judge(
+    def at(self, after: timedelta, finding: AlertFinding | None) -> AlertNews | None:
+        decision: AlertDecision | None = judge(
             self.alert, finding, repeat=self._repeat, at=NOON + after, tells=self._tells
         )
         if decision is None:
@@ -135,22 +142,22 @@ class Story:
 
 def test_it_is_told_when_raised_and_again_only_after_the_time_to_repeat() -> None:
     story = Story()
-    assert story.at(0 * HOUR, LATE) is News.RAISED
+    assert story.at(0 * HOUR, LATE) is AlertNews.RAISED
     assert story.at(5 * timedelta(seconds=1), LATE) is None
     assert story.at(HOUR - timedelta(seconds=1), LATE) is None
-    assert story.at(HOUR, LATE) is News.REPEATED
+    assert story.at(HOUR, LATE) is AlertNews.REPEATED
     assert story.at(HOUR + MINUTE, LATE) is None
-    assert story.at(2 * HOUR, LATE) is News.REPEATED
-    assert story.at(2 * HOUR + MINUTE, None) is News.RECOVERED
+    assert story.at(2 * HOUR, LATE) is AlertNews.REPEATED
+    assert story.at(2 * HOUR + MINUTE, None) is AlertNews.RECOVERED
     assert story.at(3 * HOUR, None) is None
 
 
 def test_dead_letters_of_which_all_was_told_are_not_told_again() -> None:
     story = Story()
-    assert story.at(0 * HOUR, DEAD) is News.RAISED
+    assert story.at(0 * HOUR, DEAD) is AlertNews.RAISED
     assert story.at(5 * HOUR, SOME_DEAD) is None
-    assert story.at(6 * HOUR, DEAD) is News.REPEATED
-    assert story.at(7 * HOUR, None) is News.RECOVERED
+    assert story.at(6 * HOUR, DEAD) is AlertNews.REPEATED
+    assert story.at(7 * HOUR, None) is AlertNews.RECOVERED
 
 
 def test_fewer_than_asked_for_raise_nothing() -> None:
@@ -171,9 +178,9 @@ def test_one_that_goes_up_and_down_is_told_of_a_few_times_an_hour() -> None:
 def test_one_that_comes_back_is_told_once_it_was_quiet_for_a_while() -> None:
     story = Story()
     story.at(0 * HOUR, LATE)
-    assert story.at(MINUTE, None) is News.RECOVERED
+    assert story.at(MINUTE, None) is AlertNews.RECOVERED
     assert story.at(2 * MINUTE, LATE) is None
-    assert story.at(MINUTE + QUIET, LATE) is News.RAISED
+    assert story.at(MINUTE + QUIET, LATE) is AlertNews.RAISED
 
 
 def test_what_nobody_was_told_of_does_not_recover_aloud() -> None:
@@ -190,33 +197,35 @@ def test_whoever_is_added_later_is_told_of_what_stands() -> None:
     silent.at(0 * HOUR, LATE)
     story = Story()
     story.alert = silent.alert
-    assert story.at(MINUTE, LATE) is News.RAISED
+    assert story.at(MINUTE, LATE) is AlertNews.RAISED
 
 
 def test_a_paused_handler_is_told_of_once_a_day() -> None:
     story = Story()
-    assert story.at(0 * HOUR, PAUSED) is News.RAISED
+    assert story.at(0 * HOUR, PAUSED) is AlertNews.RAISED
     assert story.at(5 * HOUR, PAUSED) is None
-    assert story.at(REMINDER, PAUSED) is News.REPEATED
+    assert story.at(REMINDER, PAUSED) is AlertNews.REPEATED
 
 
 def test_pausing_and_resuming_silence_an_alarm_for_a_while() -> None:
     story = Story()
-    assert story.at(0 * HOUR, LATE) is News.RAISED
+    assert story.at(0 * HOUR, LATE) is AlertNews.RAISED
     assert story.at(2 * HOUR, PAUSED) is None
     assert story.at(20 * HOUR, PAUSED) is None
     assert story.at(21 * HOUR, LATE) is None  # resumed: let it catch up
-    assert story.at(22 * HOUR, LATE) is News.REPEATED
+    assert story.at(22 * HOUR, LATE) is AlertNews.REPEATED
 
 
 def test_a_clock_that_was_set_back_silences_nobody() -> None:
     story = Story()
     story.at(48 * HOUR, LATE)
-    assert story.at(0 * HOUR, LATE) is News.REPEATED
+    assert story.at(0 * HOUR, LATE) is AlertNews.REPEATED
     assert story.at(MINUTE, LATE) is None
 
 
-ALERT = Alert(kind=Kind.DEAD, route="stripe", handler="handlers.billing.fulfil", raised_at=NOON)
+ALERT = Alert(
+    kind=AlertKind.DEAD, route="stripe", handler="handlers.billing.fulfil", raised_at=NOON
+)
 FOUND = Details(count=5000, since=NOON - MINUTE, untold=5000, error="TimeoutError: too slow")
 
 
@@ -229,7 +238,7 @@ def test_the_id_is_the_same_for_one_telling_and_no_other() -> None:
             {"raised_at": NOON + MINUTE},
             {"handler": "other"},
             {"route": "github"},
-            {"kind": Kind.BACKLOG},
+            {"kind": AlertKind.BACKLOG},
         )
     }
     assert len(ids) == 6
@@ -238,7 +247,7 @@ def test_the_id_is_the_same_for_one_telling_and_no_other() -> None:
 
 
 def test_dead_letters_in_words() -> None:
-    message = make_message(replace(ALERT, round=1), News.RAISED, FOUND, NOON)
+    message = make_message(replace(ALERT, round=1), AlertNews.RAISED, FOUND, NOON)
     assert message["type"] == "alert.raised"
     assert message["data"]["count"] == 5000
     assert slack_message(message)["text"].splitlines() == [
@@ -250,7 +259,7 @@ def test_dead_letters_in_words() -> None:
 
 def test_more_of_them_in_words() -> None:
     more = replace(FOUND, count=MOST_COUNTED, untold=12, error=None)
-    data = make_message(replace(ALERT, round=2), News.REPEATED, more, NOON)["data"]
+    data = make_message(replace(ALERT, round=2), AlertNews.REPEATED, more, NOON)["data"]
     assert data["text"].startswith("Still: at least 10,000 dead letters of")
     assert data["text"].endswith(", 12 of them new.")
     assert data["count_capped"]
@@ -258,7 +267,7 @@ def test_more_of_them_in_words() -> None:
 
 
 def test_the_end_of_it_in_words() -> None:
-    data = make_message(replace(ALERT, round=2), News.RECOVERED, None, NOON)["data"]
+    data = make_message(replace(ALERT, round=2), AlertNews.RECOVERED, None, NOON)["data"]
     assert data["text"] == (
         "Recovered: no dead letters are left of handlers.billing.fulfil on route stripe."
         " It began 2026-11-17 12:00 UTC."
@@ -267,9 +276,9 @@ def test_the_end_of_it_in_words() -> None:
 
 
 def test_a_backlog_in_words() -> None:
-    late = replace(ALERT, kind=Kind.BACKLOG)
+    late = replace(ALERT, kind=AlertKind.BACKLOG)
     one = Details(count=1, since=NOON - HOUR, orphaned=True)
-    data = make_message(late, News.RAISED, one, NOON)["data"]
+    data = make_message(late, AlertNews.RAISED, one, NOON)["data"]
     assert data["text"] == (
         "Backlog of handlers.billing.fulfil on route stripe: 1 delivery due, the oldest since"
         " 2026-11-17 11:00 UTC. No worker has this handler."
@@ -282,10 +291,10 @@ def test_a_backlog_in_words() -> None:
     [("", "gateway resume stripe"), ("h one", "gateway resume stripe 'h one'")],
 )
 def test_a_pause_in_words_is_no_alarm(of: str, command: str) -> None:
-    pause = Pause(handler=of, actor="ann", since=NOON - 2 * HOUR, reason="mail is <down>")
-    late = replace(ALERT, kind=Kind.BACKLOG, handler="h one", paused=True)
+    pause = HandlerPause(handler=of, actor="ann", since=NOON - 2 * HOUR, reason="mail is <down>")
+    late = replace(ALERT, kind=AlertKind.BACKLOG, handler="h one", paused=True)
     details = Details(count=3, since=NOON - HOUR, pause=pause)
-    message = make_message(late, News.REPEATED, details, NOON)
+    message = make_message(late, AlertNews.REPEATED, details, NOON)
     assert message["data"]["text"] == (
         "Paused: h one on route stripe, by ann 2026-11-17 10:00 UTC: mail is <down>"
         " (3 deliveries due, the oldest since 2026-11-17 11:00 UTC)."
@@ -306,7 +315,7 @@ def test_a_pause_in_words_is_no_alarm(of: str, command: str) -> None:
     ],
 )
 def test_a_hostile_error_is_one_harmless_line_of_slack(error: str) -> None:
-    message = make_message(ALERT, News.RAISED, replace(FOUND, error=error), NOON)
+    message = make_message(ALERT, AlertNews.RAISED, replace(FOUND, error=error), NOON)
     text = slack_message(message)["text"]
     lines = text.splitlines()
     assert len(lines) == 3
@@ -324,5 +333,5 @@ def test_a_hostile_error_is_one_harmless_line_of_slack(error: str) -> None:
     [f"refused {KEY}", "401 for https://user:pass@host/", "sk_live_123 is no key", "ghp_abc"],
 )
 def test_an_error_that_looks_like_a_credential_is_not_sent(error: str) -> None:
-    data = make_message(ALERT, News.RAISED, replace(FOUND, error=error), NOON)["data"]
+    data = make_message(ALERT, AlertNews.RAISED, replace(FOUND, error=error), NOON)["data"]
     assert data["error"] == "(not shown: it may hold a credential)"

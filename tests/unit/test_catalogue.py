@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.errors import BadPayload, BadSignature, RequestRejected
-from gateway.model import Envelope
+from gateway.base.errors import BadPayload, BadSignature, RequestRejected
+from gateway.base.model import Envelope
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.provider import Integrity, Key
-from gateway.providers.schemes.items import items_reader
+from gateway.providers.schemes.batch import items_reader
 from gateway.providers.schemes.keys import PublicKey
-from gateway.providers.schemes.places import Looked, Place, dig
+from gateway.providers.schemes.places import Looked, ValuePlace, dig
 from gateway.providers.schemes.planting import plant
 from gateway.providers.schemes.sections import (
     KINDS,
@@ -280,7 +280,7 @@ def has_several(vector: Vector, scheme: SignedSection) -> bool:
     return len(items_reader(scheme.signature)(Looked(vector.incoming))) > 1
 
 
-def signed_places(scheme: SignedSection) -> list[Place]:
+def signed_places(scheme: SignedSection) -> list[ValuePlace]:
     places = list(scheme.signed.places)
     if scheme.timestamp is not None:
         places += scheme.timestamp.at
@@ -291,7 +291,9 @@ def signed_places(scheme: SignedSection) -> list[Place]:
     return places
 
 
-def with_another(place: Place, incoming: Incoming, scheme: SignedSection) -> Iterator[Incoming]:
+def with_another(
+    place: ValuePlace, incoming: Incoming, scheme: SignedSection
+) -> Iterator[Incoming]:
     """The request with each character in a place made another in turn, and without it."""
     if place.source == "header" and place.name in incoming.headers:
         for value in neighbours(incoming.headers[place.name].encode("latin-1")):
@@ -309,11 +311,11 @@ def with_another(place: Place, incoming: Incoming, scheme: SignedSection) -> Ite
 
 
 def _with_another_in_json(
-    place: Place, incoming: Incoming, scheme: SignedSection
+    place: ValuePlace, incoming: Incoming, scheme: SignedSection
 ) -> Iterator[Incoming]:
     whole = json.loads(incoming.body)
     items = [whole]
-    if isinstance(scheme.batch, Place):
+    if isinstance(scheme.batch, ValuePlace):
         items = dig(whole, scheme.batch.keys)
     for item in items:
         value = dig(item, place.keys)

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import RequestRejected
+from gateway.base.errors import RequestRejected
+from gateway.base.secrets import Secret
+from gateway.config.routes import load_config
 from gateway.ledger.rejected import Clocks
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.provider import Signed
-from gateway.receive.causes import Cause, Examiner
+from gateway.receive.causes import CauseFinder, RejectionCause
 from gateway.receive.forms import body_forms, secret_forms
-from gateway.receive.marks import marks_of
+from gateway.receive.provider_headers import marks_of
 from gateway.receive.recorder import HASHED_BYTES
-from gateway.receive.trying import Budget
-from gateway.receive.turned_away import TurnedAway
-from gateway.routes import load_config
-from gateway.secrets import Secret
+from gateway.receive.trying import HashBudget
+from gateway.receive.turned_away import UnexaminedRequest
 from tests.support.refused import turned_away
 
 IN_THE_BODY = {"mailgun", "microsoft-graph"}
@@ -49,7 +49,7 @@ class Desk:
             for route in self.config.routes
         }
         known = {name: [Secret(text.encode())] for name, text in self.secrets.items()}
-        self.examiner = Examiner(self.config.routes, known, PUBLIC_URL)
+        self.examiner = CauseFinder(self.config.routes, known, PUBLIC_URL)
 
     def sign(
         self, route: str, *, body: bytes = BODY, secret: str | None = None, at: datetime = NOW
@@ -69,12 +69,12 @@ class Desk:
         headers: Mapping[str, str] | None = None,
         clocks: Clocks | None = None,
         budget: int = PLENTY,
-    ) -> Cause:
+    ) -> RejectionCause:
         """Refused by the route's own provider, then explained."""
         given = sent.headers if headers is None else headers
         lower = {k.lower(): v for k, v in given.items()}
         request = self.refused(to, lower, body or sent.body, url=sent.url)
-        return self.examiner.explain(request, clocks, Budget(budget))
+        return self.examiner.explain(request, clocks, HashBudget(budget))
 
     def is_verified(self, sent: Signed) -> bool:
         route = self.config.routes[0]
@@ -93,7 +93,7 @@ class Desk:
 
     def refused(
         self, to: str, headers: Mapping[str, str], body: bytes, *, url: str = ""
-    ) -> TurnedAway:
+    ) -> UnexaminedRequest:
         url = url or f"{PUBLIC_URL}/webhooks/first"
         [route] = [r for r in self.config.routes if r.name == to]
         keys = [route.provider.read_key(self.secrets[to].encode())]
@@ -203,7 +203,7 @@ def test_line_ends_that_were_changed_are_named(
 
 @pytest.mark.parametrize("hostile", [b"[" * 100_000, b'"\\ud800"', b"\xff", b"", b"1e999", b"{}"])
 def test_forms_of_a_hostile_body_are_few_and_raise_nothing(hostile: bytes) -> None:
-    forms = list(body_forms(hostile, Budget(PLENTY)))
+    forms = list(body_forms(hostile, HashBudget(PLENTY)))
     assert len(forms) <= 40
     assert hostile not in {form.body for form in forms}
 
@@ -256,7 +256,7 @@ def test_an_empty_body_is_blamed_on_a_redirect(tmp_path: Path) -> None:
     desk = Desk(tmp_path, {"first": "provider: stripe"})
     sent = desk.sign("first")
     request = desk.refused("first", sent.headers, b"")
-    cause = desk.examiner.explain(request, None, Budget(PLENTY))
+    cause = desk.examiner.explain(request, None, HashBudget(PLENTY))
     assert (cause.kind, "redirect" in cause.words) == ("empty_body", True)
 
 
@@ -302,7 +302,7 @@ def test_live_and_test_events_that_are_mixed_up_are_told(tmp_path: Path) -> None
 def test_what_is_malformed_keeps_the_words_of_who_refused_it(tmp_path: Path) -> None:
     desk = Desk(tmp_path, {"first": "provider: stripe"})
     cause = desk.why(desk.sign("first"), to="first", headers={"stripe-signature": "t=1,t=2,v1=0"})
-    assert cause == Cause("malformed", "stripe-signature: 2 timestamps; expected one")
+    assert cause == RejectionCause("malformed", "stripe-signature: 2 timestamps; expected one")
 
 
 def test_an_unknown_path_that_is_signed_for_a_route_says_which(tmp_path: Path) -> None:
@@ -311,11 +311,13 @@ def test_an_unknown_path_that_is_signed_for_a_route_says_which(tmp_path: Path) -
     request = turned_away(
         sent.body, sent.headers, route="", code="NOT_FOUND", path="/webhook/first", at=NOW
     )
-    cause = desk.examiner.explain(request, None, Budget(PLENTY))
+    cause = desk.examiner.explain(request, None, HashBudget(PLENTY))
     assert (cause.kind, "--to-route first" in cause.words) == ("wrong_url", True)
     stranger = request._replace(headers={})
-    cause = desk.examiner.explain(stranger, None, Budget(PLENTY))
-    assert cause == Cause("unknown_path", "no route has this path; route first has /webhooks/first")
+    cause = desk.examiner.explain(stranger, None, HashBudget(PLENTY))
+    assert cause == RejectionCause(
+        "unknown_path", "no route has this path; route first has /webhooks/first"
+    )
 
 
 def test_what_is_looked_into_is_bounded(pair: Desk) -> None:
@@ -323,14 +325,14 @@ def test_what_is_looked_into_is_bounded(pair: Desk) -> None:
     cause = pair.why(sent, to="first", budget=0)
     assert cause.kind in {"not_examined", "malformed"}
     request = pair.refused("first", sent.headers, sent.body)._replace(body=None)
-    assert pair.examiner.explain(request, None, Budget(PLENTY)).kind == "not_examined"
+    assert pair.examiner.explain(request, None, HashBudget(PLENTY)).kind == "not_examined"
 
 
 def test_a_short_body_cannot_make_others_wait_for_its_forms() -> None:
     """Indented, two kilobytes of brackets are megabytes: to write them all took 0.4 s of a core,
     and sixteen of them a second held up every good request."""
     deep = b"[" * 900 + b"]" * 900
-    budget = Budget(HASHED_BYTES)
+    budget = HashBudget(HASHED_BYTES)
     written = list(body_forms(deep, budget))
     assert budget.is_spent
     assert len(written) < 4
@@ -343,7 +345,7 @@ def test_a_short_body_cannot_make_others_wait_for_its_forms() -> None:
 def test_the_other_codes_speak_for_themselves(code: str, tmp_path: Path) -> None:
     desk = Desk(tmp_path, {"stripe": "provider: stripe"})
     request = turned_away(None, code=code, reason="more than 1 bytes")
-    assert desk.examiner.explain(request, None, Budget(0)) == Cause(
+    assert desk.examiner.explain(request, None, HashBudget(0)) == RejectionCause(
         code.lower(), "more than 1 bytes"
     )
 
@@ -355,6 +357,6 @@ def test_hostile_headers_are_explained_and_raise_nothing(pair: Desk) -> None:
     marks = marks_of(pair.config.routes[0].provider).signatures
     for junk in HOSTILE:
         request = turned_away(BODY, dict.fromkeys(marks, junk), route="first", at=NOW)
-        cause = pair.examiner.explain(request, None, Budget(PLENTY))
+        cause = pair.examiner.explain(request, None, HashBudget(PLENTY))
         assert re.fullmatch("[a-z_]+", cause.kind)
         assert len(cause.words) <= 500

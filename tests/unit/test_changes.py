@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.routes import find_changes
+from gateway.config.routes import find_changes
 
 BEFORE: dict[str, Any] = {
     "defaults": {"timeout": "60s"},

@@ -12,10 +12,10 @@ import pytest
 import respx
 
 import gateway.client
+from gateway.base.errors import CommandFailed
 from gateway.client import Client, Conflict, Refused, Unavailable
-from gateway.errors import CommandFailed
-from gateway.operate.publish import publish_job
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from gateway.operations.send import publish_job
 
 URL = "https://hooks.example.com"
 JOBS = f"{URL}/v1/queues/orders/jobs"
@@ -156,7 +156,7 @@ async def test_who_gives_up_is_told_the_key_that_was_made_up(
 async def test_the_command_says_under_which_key_to_publish_again(
     gateway_far_away: respx.MockRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operate.publish.GIVE_UP_AFTER_S", 0)
+    monkeypatch.setattr("gateway.operations.send.GIVE_UP_AFTER_S", 0)
     monkeypatch.setenv("ORDERS_TOKEN", TOKEN)
     routes = tmp_path / "routes.yaml"
     routes.write_text("routes: {orders: {provider: publish, tokens: [env:ORDERS_TOKEN]}}")

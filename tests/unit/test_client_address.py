@@ -7,9 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway.notation.networks import make_networks
-from gateway.receive.address import MOST_TOLD, Addresses
-from gateway.receive.forwarded import LONGEST_FORWARDED, MOST_HOPS
+from gateway.base.networks import make_networks
+from gateway.http.client_address import LONGEST_FORWARDED, MOST_HOPS, MOST_TOLD, Addresses
 
 PROXY = "10.0.0.5"
 STRANGER = "198.51.100.7"

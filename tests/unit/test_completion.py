@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from gateway import Context, Event
-from gateway.run.context import Database
+from gateway.worker.context import Database
 
 PROJECT: Final = Path(__file__).parents[2]
 COMPLETED: Final = {"event": Event, "ctx": Context, "ctx.db": Database}

@@ -14,17 +14,11 @@ from markupsafe import Markup
 from starlette.requests import Request
 
 from gateway import Context, Event
-from gateway.console.access import (
-    FORGOTTEN_S,
-    FREE_TRIES,
-    LONGEST_WAIT_S,
-    SESSION_S,
-    Access,
-    Patience,
-    Role,
-)
+from gateway.base.secrets import Secret
+from gateway.config.registry import Registry, Subscription
+from gateway.config.routes import load_config
 from gateway.console.charts import Chart, Series, fill
-from gateway.console.curl import as_curl
+from gateway.console.event_view import DEEPEST, LONGEST_TEXT, MOST_NODES, as_curl, draw_tree
 from gateway.console.pages.routes import sendable_types
 from gateway.console.rendering import (
     TEMPLATES,
@@ -36,13 +30,18 @@ from gateway.console.rendering import (
     plain,
     size,
 )
+from gateway.console.request import back_to, safe_place
+from gateway.console.sessions import (
+    FORGOTTEN_S,
+    FREE_TRIES,
+    LONGEST_WAIT_S,
+    SESSION_S,
+    Access,
+    LoginBackoff,
+    Role,
+)
 from gateway.console.site import is_own
-from gateway.console.tree import DEEPEST, LONGEST_TEXT, MOST_NODES, draw_tree
-from gateway.console.visit import back_to, safe_place
-from gateway.registry import Registry, Subscription
-from gateway.routes import load_config
-from gateway.samples import sample_types
-from gateway.secrets import Secret
+from gateway.providers.samples import sample_types
 
 NOW = datetime(2026, 11, 17, 12, 0, tzinfo=UTC)
 ADMIN, READER = Secret(b"the token of the admin"), Secret(b"the token of the reader")
@@ -88,7 +87,7 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
         return hmac_compare(a, b)
 
     hmac_compare = hmac.compare_digest
-    monkeypatch.setattr("gateway.console.access.hmac.compare_digest", compare)
+    monkeypatch.setattr("gateway.console.sessions.hmac.compare_digest", compare)
     for token in ("", "the token", ADMIN.reveal().decode(), "x" * 9000):
         compared.clear()
         access().enter(token, "")
@@ -133,7 +132,7 @@ def test_without_any_token_it_is_off_and_an_open_one_asks_nobody() -> None:
 
 def test_wrong_tokens_cost_more_and_more_time() -> None:
     clock = Clock()
-    patience = Patience(clock)
+    patience = LoginBackoff(clock)
     waits = []
     for _ in range(FREE_TRIES + 10):
         patience.failed("192.0.2.1")
@@ -150,7 +149,7 @@ def test_wrong_tokens_cost_more_and_more_time() -> None:
 
 def test_wrong_tokens_are_forgotten_after_an_hour_without_one() -> None:
     clock = Clock()
-    patience = Patience(clock)
+    patience = LoginBackoff(clock)
     for _ in range(FREE_TRIES + 3):
         patience.failed("192.0.2.1")
     clock.now += patience.wait_s("192.0.2.1") + FORGOTTEN_S - 1
@@ -183,7 +182,7 @@ def test_no_notice_is_too_long_for_a_browser_to_keep(notice: str) -> None:
 
 
 def test_the_addresses_that_are_remembered_are_bounded() -> None:
-    patience = Patience(Clock())
+    patience = LoginBackoff(Clock())
     for n in range(5000):
         patience.failed(f"192.0.2.{n}")
     assert len(patience._failures) == 1000

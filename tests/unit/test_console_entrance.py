@@ -7,31 +7,31 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.api.office import Office
-from gateway.console.access import FREE_TRIES, Access
-from gateway.console.entrance import Entrance
-from gateway.console.visit import safe_place
-from gateway.notation.networks import make_networks
-from gateway.receive.address import Addresses
-from gateway.secrets import Secret
+from gateway.api.operation import OperationContext
+from gateway.base.networks import make_networks
+from gateway.base.secrets import Secret
+from gateway.console.login import Login
+from gateway.console.request import safe_place
+from gateway.console.sessions import FREE_TRIES, Access
+from gateway.http.client_address import Addresses
 
 TOKEN = "the-token-of-the-admin-in-this-suite"
 READER = "the-token-of-a-reader-in-this-suite"
 PROXY = "10.0.0.7"
 
 
-def entrance(trusted: str | None = None, reader: Secret | None = None) -> Entrance:
+def entrance(trusted: str | None = None, reader: Secret | None = None) -> Login:
     networks = None if trusted is None else make_networks([trusted])
     access = Access(admin=Secret(TOKEN.encode()), reader=reader)
-    return Entrance(access, Addresses(networks), _no_office)
+    return Login(access, Addresses(networks), _no_office)
 
 
-def _no_office(actor: str) -> Office:
+def _no_office(actor: str) -> OperationContext:
     raise AssertionError("nobody logs out here")
 
 
 async def try_token(
-    door: Entrance,
+    door: Login,
     token: str,
     *,
     peer: str = "203.0.113.9",
@@ -47,7 +47,7 @@ async def try_token(
         return await client.post("/console/login", data={"token": token, "next": place})
 
 
-async def exhaust(door: Entrance, **where: Any) -> None:
+async def exhaust(door: Login, **where: Any) -> None:
     """Until even the right one is not looked at."""
     for _ in range(FREE_TRIES):
         assert (await try_token(door, "wrong", **where)).status_code == 403
@@ -109,7 +109,7 @@ async def test_a_reader_guesses_no_faster_for_logging_in_between() -> None:
 
 async def test_where_there_is_no_other_token_a_reader_begins_anew() -> None:
     access = Access(admin=None, reader=Secret(READER.encode()))
-    door = Entrance(access, Addresses(None), _no_office)
+    door = Login(access, Addresses(None), _no_office)
     for _ in range(2 * FREE_TRIES):
         assert (await try_token(door, "wrong")).status_code == 403
         assert (await try_token(door, READER)).status_code == 303
@@ -153,7 +153,7 @@ async def test_the_mark_of_a_browser_is_no_session_nor_a_session_a_mark() -> Non
 
 
 async def test_a_form_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.console.visit.FORM_WITHIN_S", 0.05)
+    monkeypatch.setattr("gateway.console.request.FORM_WITHIN_S", 0.05)
 
     async def endless() -> AsyncIterator[bytes]:
         yield b"token="

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.receive.deadlines import Deadlines
+from gateway.http.body import Deadlines
 
 
 class Late(Exception):

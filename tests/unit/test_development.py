@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.development import (
+from gateway.base.errors import ConfigInvalid
+from gateway.config.development import (
     RunningUp,
     clear_up,
     development_secrets,
@@ -14,7 +15,6 @@ from gateway.development import (
     read_up,
     write_up,
 )
-from gateway.errors import ConfigInvalid
 from gateway.providers.provider import make_secret
 
 STRIPE = "env:STRIPE_WEBHOOK_SECRET"

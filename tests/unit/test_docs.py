@@ -16,15 +16,15 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import gateway
 from gateway.api.operations import OPERATIONS
+from gateway.base.model import MOVES
 from gateway.cli import app
 from gateway.cli.version import DISTRIBUTION
+from gateway.config.routes import load_config
+from gateway.config.settings import VARIABLES, Settings
 from gateway.ledger.budget import SERVE_CONNECTIONS, worker_connections
 from gateway.ledger.migrate import read_migrations
-from gateway.metrics.serve import Metrics
-from gateway.metrics.worker import WorkerMetrics
-from gateway.model import MOVES
-from gateway.routes import load_config
-from gateway.settings import VARIABLES, Settings
+from gateway.receive.metrics import Metrics
+from gateway.worker.metrics import WorkerMetrics
 from tests import reference
 
 PROJECT: Final = Path(__file__).parents[2]

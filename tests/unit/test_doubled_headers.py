@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import RequestRejected
+from gateway.base.errors import RequestRejected
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.schemes.sections import SignedSection
-from gateway.receive.door import _joined
+from gateway.receive.route_endpoint import _joined
 from tests.unit.test_vectors import FILES, body_of, load
 
 SIGNED = [

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import handler
-from gateway.errors import ConfigInvalid
-from gateway.model import OnDead, Rate
-from gateway.notation.quantities import format_rate, parse_rate
-from gateway.registry import Registry, load_registry
-from gateway.registry.decorator import spec_of
-from gateway.registry.key_path import KeyPath
-from gateway.routes import load_config
+from gateway.base.errors import ConfigInvalid
+from gateway.base.model import OnDead, Rate
+from gateway.base.units import format_rate, parse_rate
+from gateway.config.registry import Registry, load_registry
+from gateway.config.registry.decorator import spec_of
+from gateway.config.registry.key_path import KeyPath, key_of
+from gateway.config.routes import load_config
 
 ROUTES = """
 routes:
@@ -74,6 +74,10 @@ def test_the_decorator_keeps_order_and_pace() -> None:
         ({"order_by": "a..b"}, ValueError, "order_by: found 'a..b'; expected the path"),
         ({"once_per": "a b"}, ValueError, "once_per: found 'a b'; expected the path"),
         ({"once_per": 5}, TypeError, "once_per: found 5; expected the path"),
+        ({"once_per": ["a", 5]}, TypeError, "once_per: found 5; expected the path"),
+        ({"order_by": ["a", "b c"]}, ValueError, "order_by: found 'b c'; expected the path"),
+        ({"order_by": []}, ValueError, "order_by: found 0 paths; expected 1 to 8 of them"),
+        ({"once_per": ["a"] * 9}, ValueError, "once_per: found 9 paths; expected 1 to 8 of them"),
         ({"on_dead": "block"}, ValueError, "on_dead: found 'block'; expected an order_by beside"),
         ({"order_by": "a", "on_dead": "wait"}, ValueError, "expected one of block, pass"),
         ({"concurrency": 0}, ValueError, "concurrency: found 0; expected a whole number from 1"),
@@ -152,6 +156,59 @@ def test_two_long_keys_that_differ_stay_two() -> None:
     assert len(keys) == 3
 
 
+def test_several_values_are_one_key_that_no_other_values_make() -> None:
+    path = KeyPath.parse("a", "b.c")
+    assert str(path) == "a, b.c"
+    keys = [
+        path.key({"a": a, "b": {"c": c}})
+        for a, c in [("a", "bc"), ("ab", "c"), ("abc", ""), ('a","b', "c"), ("a", 'b","c'), (1, 2)]
+    ]
+    assert keys[0] == '["a","bc"]'
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert path.key({"a": 1, "b": {"c": 2}}) == path.key({"a": "1", "b": {"c": "2"}})
+
+
+@pytest.mark.parametrize("payload", [{"a": "x"}, {"b": "x"}, {"a": "x", "b": None}, [], None])
+def test_a_key_of_several_values_needs_all_of_them(payload: object) -> None:
+    assert KeyPath.parse("a", "b").key(payload) is None
+
+
+def test_a_list_of_one_path_is_that_path() -> None:
+    assert KeyPath.parse(*["a"]).key({"a": "x"}) == KeyPath.parse("a").key({"a": "x"}) == "x"
+
+
+@given(st.lists(st.text(max_size=150), min_size=1, max_size=4))
+def test_the_text_of_several_values_fits_into_an_index(values: list[str]) -> None:
+    paths = KeyPath.parse(*(str(n) for n in range(len(values))))
+    key = paths.key(values)
+    assert key is not None
+    assert 0 < len(key) <= 200
+    key.encode()
+
+
+@given(
+    st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=3),
+    st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=3),
+)
+def test_keys_that_handlers_give_are_the_same_only_if_their_values_are(
+    values: list[str], others: list[str]
+) -> None:
+    assert (key_of(values) == key_of(others)) == (values == others)
+
+
+def test_a_key_that_a_handler_gives_is_the_one_that_a_path_would_read() -> None:
+    assert key_of("cs_1") == key_of(("cs_1",)) == KeyPath.parse("a").key({"a": "cs_1"}) == "cs_1"
+    assert key_of(("m", 7)) == KeyPath.parse("a", "b").key({"a": "m", "b": 7}) == '["m","7"]'
+    assert key_of('["m","7"]') != key_of(("m", "7")), "a text is no list, whatever is in it"
+
+
+@pytest.mark.parametrize("values", [None, "", (), ("a", None), (None,), True, 1.5, {"a": 1}, [[]]])
+def test_what_is_no_key_is_refused(values: Any) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        key_of(values)
+
+
 def test_a_key_is_read_for_the_handlers_that_take_turns(folder: Path) -> None:
     registry = load(
         folder,
@@ -160,7 +217,9 @@ def test_a_key_is_read_for_the_handlers_that_take_turns(folder: Path) -> None:
         async def ordered(event, ctx): ...
         @handler("a", once_per="id", name="each")
         async def each(event, ctx): ...
-        @handler("a", order_by="absent")
+        @handler("a", order_by=["customer", "id"])
+        async def twofold(event, ctx): ...
+        @handler("a", once_per=("id", "absent"))
         async def unkeyed(event, ctx): ...
         """,
     )
@@ -169,6 +228,7 @@ def test_a_key_is_read_for_the_handlers_that_take_turns(folder: Path) -> None:
     assert registry.order_keys("stripe", handlers, {}, body) == {
         "one.ordered": "cus_1",
         "each": "in_1",
+        "one.twofold": '["cus_1","in_1"]',
     }
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert registry.order_keys("tasks", ["each"], form, b"payload=%7B%22id%22%3A7%7D") == {

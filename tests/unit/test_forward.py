@@ -12,16 +12,15 @@ import yaml
 from jsonschema import Draft202012Validator
 from standardwebhooks import Webhook
 
-from gateway.errors import ConfigInvalid, Defer, PushFailed, Reject
-from gateway.model import Backoff, Event, Rate, RetryPolicy
-from gateway.outbound.client import Answer
-from gateway.outbound.destination import Destination
+from gateway.base.errors import ConfigInvalid, Defer, PushFailed, Reject
+from gateway.base.model import Backoff, Event, Rate, RetryPolicy
+from gateway.config.registry import load_registry
+from gateway.config.routes import Config, check_destinations, json_schema, load_config
+from gateway.dev.scaffold.project import add_module
+from gateway.http.outbound import Destination, OutboundResponse
 from gateway.providers.standard_webhooks import parse_key
-from gateway.registry import load_registry
-from gateway.routes import Config, check_destinations, json_schema, load_config
-from gateway.run.answer import judge
-from gateway.run.forward import make_headers
-from gateway.scaffold.routes_text import add_module
+from gateway.worker.answer import judge
+from gateway.worker.forward import make_headers
 
 SECRET = "hunter2_hunter2"
 KEY = "whsec_" + base64.b64encode(b"k" * 32).decode()
@@ -314,7 +313,7 @@ CAP = timedelta(minutes=10)
 
 def decide(status: int, content: object = b"", **headers: str) -> None:
     body = content if isinstance(content, bytes | None) else json.dumps(content).encode()
-    answer = Answer(status=status, headers=headers, body=body)
+    answer = OutboundResponse(status=status, headers=headers, body=body)
     judge(answer, now=NOW, cap=CAP, hide=lambda text: text.replace(SECRET, "(hidden)"))
 
 

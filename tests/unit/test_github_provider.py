@@ -8,11 +8,10 @@ from urllib.parse import quote_plus, unquote_to_bytes
 
 import pytest
 
-from gateway.errors import BadPayload, BadSignature
-from gateway.model import FORM, Envelope, ReplayPolicy, payload_bytes
+from gateway.base.errors import BadPayload, BadSignature
+from gateway.base.model import FORM, Envelope, ReplayPolicy, payload_bytes
 from gateway.providers import Incoming
-from gateway.providers.github import GITHUB
-from gateway.providers.github_types import UNIQUE
+from gateway.providers.github import GITHUB, UNIQUE
 from tests.support.octokit import examples
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)

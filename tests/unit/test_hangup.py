@@ -12,12 +12,12 @@ from typing import IO
 
 import pytest
 
-from gateway.hangup import Hangup, hangups_held
+from gateway.base.hangup import Hangup, hangups_held
 from tests.support.waiting import PATIENCE_S
 
 LISTENS = """
 import signal, sys, time
-from gateway.hangup import Hangup
+from gateway.base.hangup import Hangup
 hangup = Hangup()
 hangup.listen()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from gateway.model import Event, Lease
-from gateway.run.held_bytes import SMALL_BYTES, HeldBytes
+from gateway.base.model import Event, Lease
+from gateway.worker.limits import SMALL_BYTES, HeldBytes
 
 MIB = 1024**2
 

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.queues import Publish
-from gateway.errors import BadJob, BadPayload
-from gateway.providers.job_request import FIELDS, JobRequest, read_job, read_payload
-from gateway.providers.publish import DEEPEST, EXACT, job_digest
+from gateway.api.jobs import Publish
+from gateway.base.errors import BadJob, BadPayload
+from gateway.providers.publish import (
+    DEEPEST,
+    EXACT,
+    FIELDS,
+    JobRequest,
+    job_digest,
+    read_job,
+    read_payload,
+)
 
 
 def read(request: Any, **headers: str) -> JobRequest:

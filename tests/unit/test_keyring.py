@@ -7,9 +7,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from gateway.ledger.secret_uses import SecretUses
+from gateway.base.secrets import Secret, SecretRef
+from gateway.ledger.reloads import SecretUses
 from gateway.receive.keyring import Keyring, tell_expired
-from gateway.secrets import Secret, SecretRef
 from tests.unit.test_routes import a_route
 
 NOW = datetime.now(UTC)

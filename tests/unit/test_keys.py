@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.development import read_secrets
-from gateway.errors import ConfigInvalid
-from gateway.routes import Config, check_keys, find_open_queues, load_config
-from gateway.settings import Settings
-from gateway.up.secrets import make_up_secrets
+from gateway.base.errors import ConfigInvalid
+from gateway.config.development import read_secrets
+from gateway.config.routes import Config, check_keys, find_open_queues, load_config
+from gateway.config.settings import Settings
+from gateway.dev.up.secrets import make_up_secrets
 
 KEY = base64.b64encode(hashlib.sha256(b"one").digest()).decode()
 OTHER = hashlib.sha256(b"other").hexdigest()

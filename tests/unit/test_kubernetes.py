@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 
 from gateway.cli import app
 from gateway.cli.processes import HURRY_S
-from gateway.routes import load_config
-from gateway.settings import VARIABLES, Settings
+from gateway.config.routes import load_config
+from gateway.config.settings import VARIABLES, Settings
 from tests.support.kubernetes import (
     APPLIED,
     KUBERNETES,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.routes import load_config
+from gateway.config.routes import load_config
 from tests.support.kubernetes import (
     KUBERNETES,
     OVERLAYS,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from gateway.metrics.serve import Metrics
+from gateway.receive.metrics import Metrics
 from tests.support.kubernetes import KUBERNETES, OVERLAYS, Cluster
 from tests.support.needs import program
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from gateway.logs import configure_logs
+from gateway.telemetry.logs import configure_logs
 
 
 @pytest.fixture(autouse=True)

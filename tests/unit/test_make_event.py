@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.routes import load_config
-from gateway.samples import Recorded, dump_recorded
+from gateway.config.routes import load_config
+from gateway.providers.samples import Recorded, dump_recorded
 from gateway.testing.events import MakeEvent
 
 ROUTES = """

@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from gateway.metrics.asking import ASK_EVERY_S, Asking
-from gateway.metrics.process import REPAIRS
-from gateway.metrics.pulse import TICK_S, WINDOW_S, Pulse
-from gateway.metrics.serve import Metrics
-from gateway.metrics.worker import WorkerMetrics
-from gateway.model import Outcome
+from gateway.base.model import Outcome
+from gateway.ledger.metrics import REPAIRS
+from gateway.receive.metrics import Metrics
+from gateway.telemetry.metrics import ASK_EVERY_S, TICK_S, WINDOW_S, CachedQuestion, LoopMonitor
+from gateway.worker.metrics import WorkerMetrics
 from tests.support.scraping import Scraped
 
 
@@ -31,7 +30,7 @@ async def test_a_question_is_asked_once_however_many_want_to_know() -> None:
         asked += 1
         await asyncio.sleep(0)
 
-    asking = Asking(ask, clock)
+    asking = CachedQuestion(ask, clock)
     for _ in range(3):
         await asyncio.gather(*(asking.refresh() for _ in range(100)))
     assert asked == 1
@@ -43,14 +42,14 @@ async def test_a_question_is_asked_once_however_many_want_to_know() -> None:
 async def test_nobody_waits_for_an_answer_that_does_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.metrics.asking.WAIT_S", 0.01)
+    monkeypatch.setattr("gateway.telemetry.metrics.WAIT_S", 0.01)
     asked, clock = asyncio.Event(), Clock()
 
     async def ask() -> None:
         asked.set()
         await asyncio.Event().wait()
 
-    asking = Asking(ask, clock)
+    asking = CachedQuestion(ask, clock)
     await asking.refresh()
     assert asked.is_set()
     asked.clear()
@@ -61,7 +60,7 @@ async def test_nobody_waits_for_an_answer_that_does_not_come(
 
 def test_a_loop_that_is_stuck_is_told_while_it_is_and_for_a_while_after() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
+    pulse = LoopMonitor(clock)
     clock.now += 7
     assert pulse.silent_s == 7
     assert pulse.lag_s == 7
@@ -101,8 +100,8 @@ async def test_a_flood_of_scrapes_is_written_a_few_times_only(
         clock.now += 0.01
         return b"%d" % written
 
-    monkeypatch.setattr("gateway.metrics.process.generate_latest", write)
-    monkeypatch.setattr("gateway.metrics.process.time.monotonic", clock)
+    monkeypatch.setattr("gateway.ledger.metrics.generate_latest", write)
+    monkeypatch.setattr("gateway.ledger.metrics.time.monotonic", clock)
     metrics = Metrics()
     assert {await metrics.show() for _ in range(100)} == {b"1"}
     clock.now += 0.1

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import ConfigInvalid
-from gateway.notation.networks import (
+from gateway.base.errors import ConfigInvalid
+from gateway.base.networks import (
     NETWORK_EXPECTED,
     Network,
     Networks,
@@ -15,8 +15,8 @@ from gateway.notation.networks import (
     parse_network,
     read_address,
 )
-from gateway.notation.problems import Unexpected
-from gateway.settings import load_settings
+from gateway.base.problems import Unexpected
+from gateway.config.settings import load_settings
 
 
 @st.composite

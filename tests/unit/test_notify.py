@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.notify import Notifier
+from gateway.processes.systemd import Notifier
 from tests.support.waiting import PATIENCE_S
 
 

@@ -8,9 +8,9 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from gateway.errors import BadSignature
-from gateway.model import FORM
-from gateway.notation.problems import Unexpected
+from gateway.base.errors import BadSignature
+from gateway.base.model import FORM
+from gateway.base.problems import Unexpected
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.provider import Greeting
 from gateway.receive.answers import greeted

@@ -5,7 +5,7 @@ from typing import Annotated
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from gateway.notation.problems import refusals
+from gateway.base.problems import refusals
 
 
 def _refuse(value: str) -> str:

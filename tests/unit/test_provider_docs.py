@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import BadSignature
+from gateway.base.errors import BadSignature
+from gateway.config.routes import Route, load_config
 from gateway.providers import Incoming
 from gateway.providers.entries import read_entry
-from gateway.routes import Route, load_config
-from gateway.samples import make_sample
+from gateway.providers.samples import make_sample
 from tests.support.provider_table import (
     HEADING,
     PAGE,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BadPayload, BadSignature, RequestRejected
-from gateway.model import Envelope
+from gateway.base.errors import BadPayload, BadSignature, RequestRejected
+from gateway.base.model import Envelope
 from gateway.providers import PROVIDERS, Headers, Incoming, Provider
-from gateway.samples import make_sample
+from gateway.providers.samples import make_sample
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)

@@ -6,7 +6,7 @@ from typing import Final
 
 import gateway
 
-LOADED: Final = "import sys, gateway; dir(gateway); print('gateway.run.context' in sys.modules)"
+LOADED: Final = "import sys, gateway; dir(gateway); print('gateway.worker.context' in sys.modules)"
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:

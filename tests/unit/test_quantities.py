@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from gateway.notation.problems import Unexpected
-from gateway.notation.quantities import (
+from gateway.base.problems import Unexpected
+from gateway.base.units import (
     LONGEST,
     Duration,
     Size,

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from gateway.errors import ConfigInvalid
-from gateway.model import Rate
-from gateway.reconcile.app_token import LIFETIME_S, app_tokens, make_token, read_key
-from gateway.routes import check_hook_keys, load_config
-from gateway.routes.reconcile import GITHUB_API, STRIPE_API, Reconcile
+from gateway.base.errors import ConfigInvalid
+from gateway.base.model import Rate
+from gateway.config.routes import check_hook_keys, load_config
+from gateway.config.routes.reconcile import GITHUB_API, STRIPE_API, Reconcile
+from gateway.operations.reconcile.api import LIFETIME_S, app_tokens, make_token, read_key
 
 HOOK = "hook: repos/o/r/hooks/7, token: env:T"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import CommandFailed
-from gateway.samples import Recorded, dump_recorded, load_recorded, make_sample
+from gateway.base.errors import CommandFailed
+from gateway.providers.samples import Recorded, dump_recorded, load_recorded, make_sample
 
 NOW = datetime(2026, 11, 16, 12, 0, 7, tzinfo=UTC)
 JSON = {"content-type": "application/json"}

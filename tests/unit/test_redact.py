@@ -9,11 +9,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.operate.shown import UNKNOWN, UNREADABLE, UNSEARCHABLE, find_redaction, redact_event
-from gateway.redaction import FieldPath, RedactAt, Redaction
-from gateway.redaction.hiding import MOST, hide_in, hide_values
-from gateway.redaction.paths import fits
-from gateway.redaction.redaction import WHOLE
+from gateway.operations.inspect import (
+    UNKNOWN,
+    UNREADABLE,
+    UNSEARCHABLE,
+    find_redaction,
+    redact_event,
+)
+from gateway.privacy.redaction import (
+    MOST,
+    WHOLE,
+    FieldPath,
+    RedactAt,
+    Redaction,
+    fits,
+    hide_in,
+    hide_values,
+)
 from tests.support.workers import make_config, make_route
 
 FORM = {"content-type": "application/x-www-form-urlencoded; charset=utf-8"}

@@ -9,17 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import BadPayload, RequestRejected
-from gateway.ledger.sealed import OPEN
-from gateway.ledger.secret_uses import SecretUses
-from gateway.model import Envelope, payload_bytes
+from gateway.base.errors import BadPayload, RequestRejected
+from gateway.base.model import Envelope, payload_bytes
+from gateway.base.secrets import Secret
+from gateway.config.registry import Registry
+from gateway.ledger.reloads import SecretUses
+from gateway.privacy.redaction import FieldPath, RedactAt, Redaction
 from gateway.providers import PROVIDERS, Incoming, Provider
+from gateway.providers.samples import make_sample
 from gateway.receive.keyring import Keyring
 from gateway.receive.reading import Reading
-from gateway.redaction import FieldPath, RedactAt, Redaction
-from gateway.registry import Registry
-from gateway.samples import make_sample
-from gateway.secrets import Secret
 from tests.support.octokit import examples
 from tests.support.workers import make_route
 from tests.unit.test_catalogue import SIGNED, load, name_of
@@ -145,7 +144,7 @@ def test_a_confidential_route_does_not_say_what_is_wrong_with_a_payload(
     body = orjson.dumps(THIN | {"context": "somebody\n"})
     now = datetime.now(UTC)
     sent = route.provider.sign(body, secret=secret.reveal(), id="", type="", now=now)
-    reading = Reading(route, Registry(()), keyring, OPEN)
+    reading = Reading(route, Registry(()), keyring)
     with pytest.raises(BadPayload) as rejected:
         reading.read(Incoming(sent.headers, body), now)
     assert ("somebody" in rejected.value.reason) is is_quoted

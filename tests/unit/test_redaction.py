@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import CommandFailed
-from gateway.operate.redaction import redact
-from gateway.samples import make_sample, sample_types
+from gateway.base.errors import CommandFailed
+from gateway.operations.redaction import redact
+from gateway.providers.samples import make_sample, sample_types
 
 NOW = datetime(2026, 11, 16, 12, 0, 7, tzinfo=UTC)
 PRIVATE = (

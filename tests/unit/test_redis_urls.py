@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.notation.redis_urls import read_redis_url
-from gateway.queue.connecting import name_version
+from gateway.base.redis_urls import read_redis_url
+from gateway.queue.connection import name_version
 
 PASSWORD = "hunter2"
 

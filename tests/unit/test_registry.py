@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import ConfigInvalid, Problem
-from gateway.model import Backoff, Event, RetryPolicy
-from gateway.redaction import FieldPath, Redaction
-from gateway.registry import Registry, Subscription, handler, load_registry
-from gateway.registry import modules as handler_modules
-from gateway.registry.decorator import spec_of
-from gateway.registry.registry import REMEMBERED_TYPES
-from gateway.routes import Config, load_config
+from gateway.base.errors import ConfigInvalid, Problem
+from gateway.base.model import Backoff, Event, RetryPolicy
+from gateway.config.registry import Registry, Subscription, handler, load_registry
+from gateway.config.registry import modules as handler_modules
+from gateway.config.registry.decorator import spec_of
+from gateway.config.registry.registry import REMEMBERED_TYPES
+from gateway.config.routes import Config, load_config
+from gateway.privacy.redaction import FieldPath, Redaction
 
 DURATION = "a duration such as 250ms, 15s, 5m, 1h30m or 35d"
 DEFAULTS = RetryPolicy(
@@ -35,7 +35,7 @@ class Project:
     def module(self, name: str, source: str) -> None:
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("from gateway.registry import handler\n" + textwrap.dedent(source))
+        file.write_text("from gateway.config.registry import handler\n" + textwrap.dedent(source))
 
     def config(self, **routes: str) -> Config:
         """Each route's `handlers` stand on a line of their own: 6, 10, ..."""
@@ -564,7 +564,7 @@ def test_a_wrapped_handler_is_told_by_the_line_of_its_own_def(project: Project) 
 def test_a_failure_is_told_by_the_line_of_the_user_not_by_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = Path(handler_modules.__file__).parents[2]
+    root = Path(handler_modules.__file__).parents[3]
     monkeypatch.chdir(root)
     assert handler_modules._is_theirs(root / "handlers" / "billing.py")
     assert not handler_modules._is_theirs(root / "gateway" / "registry" / "decorator.py")
@@ -605,8 +605,60 @@ def test_a_key_that_nobody_is_to_see_is_refused(option: str, key: str, project: 
     load_registry(config)
 
 
+def test_a_redacted_value_is_no_part_of_a_key_either(project: Project) -> None:
+    project.module("one", '@handler("*", once_per=["id", "mail"])\nasync def one(e, c): ...')
+    config = project.config(stripe="one")
+    redaction = Redaction((FieldPath.parse("mail"),))
+    with pytest.raises(ConfigInvalid, match='once_per="id, mail", where the route redacts mail'):
+        load_registry(replace(config, routes=(replace(config.routes[0], redaction=redaction),)))
+
+
 def test_a_key_beside_a_redacted_field_is_taken(project: Project) -> None:
     project.module("one", '@handler("*", order_by="data.object.id")\nasync def one(e, c): ...')
     config = project.config(stripe="one")
     redaction = Redaction((FieldPath.parse("data.object.email"),))
     load_registry(replace(config, routes=(replace(config.routes[0], redaction=redaction),)))
+
+
+FORMER = """
+@handler("a", formerly={first})
+async def fulfil(event, ctx): ...
+
+
+@handler("a", formerly={second})
+async def mail(event, ctx): ...
+"""
+
+
+def test_former_names_are_read(project: Project) -> None:
+    project.module("one", FORMER.format(first="['one.on_checkout']", second="()"))
+    fulfil, mail = project.load(stripe="one").subscriptions
+    assert (fulfil.formerly, mail.formerly) == (("one.on_checkout",), ())
+    assert fulfil.label == fulfil.handler == "one.fulfil"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        (["one.mail"], [], "one.fulfil formerly one.mail, but there is a handler one.mail on"),
+        (["one.fulfil"], [], "one.fulfil formerly one.fulfil, but there is a handler"),
+        (["a"], ["a"], "one.mail formerly a, which one.fulfil claims, too"),
+    ],
+)
+def test_a_former_name_that_is_not_free_is_refused(
+    project: Project, first: list[str], second: list[str], found: str
+) -> None:
+    project.module("one", FORMER.format(first=first, second=second))
+    [problem] = project.problems(stripe="one")
+    assert problem.found.startswith(found)
+
+
+def test_a_module_on_two_routes_may_have_former_names(project: Project) -> None:
+    project.module("one", FORMER.format(first="['one.on_checkout']", second="()"))
+    assert len(project.load(stripe="one", other="one").subscriptions) == 4
+
+
+@pytest.mark.parametrize("formerly", ["one.on_checkout", ["not a name"], [7], 7])
+def test_former_names_are_a_list_of_names(formerly: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"@handler: formerly: found .*; expected"):
+        handler("a", formerly=formerly)

@@ -15,21 +15,33 @@ import httpx
 import orjson
 import pytest
 
-from gateway.errors import CommandFailed
-from gateway.model import RetryPolicy
-from gateway.registry import Subscription
-from gateway.registry.key_path import KeyPath
-from gateway.routes import Route, load_config
-from gateway.samples import Recorded, make_sample
+from gateway.base.errors import CommandFailed
+from gateway.base.model import RetryPolicy
+from gateway.config.registry import Subscription
+from gateway.config.registry.key_path import KeyPath
+from gateway.config.routes import Route, load_config
+from gateway.providers.samples import Recorded, make_sample
+from gateway.testing.rehearse import outages
 from gateway.testing.rehearse.answers import Answers, load_answers
-from gateway.testing.rehearse.events import evenly, find_occasions, find_pairs
-from gateway.testing.rehearse.guard import Guard, RehearsalLoop, guarding
+from gateway.testing.rehearse.events import evenly, find_occasions
+from gateway.testing.rehearse.guard import RehearsalGuard, RehearsalLoop, rehearsing
 from gateway.testing.rehearse.made_up import wanted_rows
 from gateway.testing.rehearse.mail import recorded_mail
+from gateway.testing.rehearse.outages import quick_sleeps
+from gateway.testing.rehearse.pairs import Relation, find_pairs, find_relatives, run_in_turn
 from gateway.testing.rehearse.stand_ins import StandIn
 from gateway.testing.rehearse.tables import Column, Table, compare, is_recent, learn
-from gateway.testing.rehearse.trace import Killed, Kind, Moment, Run, Step, running
-from gateway.testing.rehearse.wire import Wire
+from gateway.testing.rehearse.trace import (
+    Failing,
+    Killed,
+    Moment,
+    Outage,
+    RehearsedRun,
+    Step,
+    StepKind,
+    running,
+)
+from gateway.testing.rehearse.wire import RecordingTransport
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
@@ -63,7 +75,12 @@ ORDERS = Table(
 async def nothing(_: Any, __: Any) -> None: ...
 
 
-def subscription(*types: str, once_per: str | None = None) -> Subscription:
+def subscription(
+    *types: str,
+    once_per: str | None = None,
+    order_by: str | None = None,
+    concurrency: int | None = None,
+) -> Subscription:
     return Subscription(
         route="stripe",
         handler="handlers.h",
@@ -72,6 +89,8 @@ def subscription(*types: str, once_per: str | None = None) -> Subscription:
         timeout=timedelta(seconds=1),
         retry=RetryPolicy(),
         once_per=None if once_per is None else KeyPath.parse(once_per),
+        order_by=None if order_by is None else KeyPath.parse(order_by),
+        concurrency=concurrency,
     )
 
 
@@ -132,7 +151,7 @@ def test_a_row_that_changed_is_told_as_one_change() -> None:
 
 def step(text: str, *arguments: object, rows: int = 0) -> Step:
     return Step(
-        number=0, kind=Kind.STATEMENT, text=text, place=None, rows=rows, arguments=arguments
+        number=0, kind=StepKind.STATEMENT, text=text, place=None, rows=rows, arguments=arguments
     )
 
 
@@ -158,17 +177,17 @@ def test_no_row_is_made_up_where_none_is_missing_or_none_is_looked_for(found: St
 
 
 def test_a_killed_run_does_nothing_any_more() -> None:
-    run = Run(root=ROOT, kill_at=Moment(step=1, is_after=False))
-    run.finish(run.begin(Kind.STATEMENT, "one"))
+    run = RehearsedRun(root=ROOT, kill_at=Moment(step=1, is_after=False))
+    run.finish(run.begin(StepKind.STATEMENT, "one"))
     with pytest.raises(Killed):
-        run.begin(Kind.STATEMENT, "two")
+        run.begin(StepKind.STATEMENT, "two")
     with pytest.raises(Killed):
-        run.begin(Kind.CALL, "three")
+        run.begin(StepKind.CALL, "three")
     assert [step.text for step in run.steps] == ["one", "two"]
 
 
 async def test_a_resource_is_stood_in_for_and_its_calls_are_recorded() -> None:
-    run, mailer = Run(root=ROOT), StandIn("mailer")
+    run, mailer = RehearsedRun(root=ROOT), StandIn("mailer")
     with running(run):
         async with mailer.pool.acquire() as connection:
             answer = await connection.send("jenny", idempotency_key="k")
@@ -187,7 +206,7 @@ async def test_a_resource_is_stood_in_for_and_its_calls_are_recorded() -> None:
 
 
 async def test_a_stand_in_for_a_client_is_asked_and_written_to() -> None:
-    run, crm = Run(root=ROOT), StandIn("crm")
+    run, crm = RehearsedRun(root=ROOT), StandIn("crm")
     with running(run):
         answer = await crm.get("/contacts/1")
         answer.raise_for_status()
@@ -204,7 +223,7 @@ def _line(text: str) -> int:
 
 
 def test_mail_of_the_standard_library_is_recorded_and_not_sent() -> None:
-    run, message = Run(root=ROOT), EmailMessage()
+    run, message = RehearsedRun(root=ROOT), EmailMessage()
     message["To"], message["From"] = "jenny@example.com, ben@example.com", "shop@example.com"
     original = smtplib.SMTP.sendmail
     with running(run), recorded_mail(), smtplib.SMTP_SSL("mail.invalid") as server:
@@ -217,8 +236,8 @@ def test_mail_of_the_standard_library_is_recorded_and_not_sent() -> None:
 
 async def test_what_is_secret_in_a_call_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAT_TOKEN", "T0p5ecret/abc")
-    run = Run(root=ROOT)
-    client = httpx.AsyncClient(transport=Wire(Answers(NOW)), trust_env=False)
+    run = RehearsedRun(root=ROOT)
+    client = httpx.AsyncClient(transport=RecordingTransport(Answers(NOW)), trust_env=False)
     with running(run):
         await client.post(
             "https://me:pass@chat.test/T0p5ecret/abc?key=k1", json={"t": "T0p5ecret/abc"}
@@ -265,12 +284,20 @@ def _start_a_program() -> None:
 def test_every_way_out_is_refused_and_told_with_its_line(
     reach: Callable[[], None], target: str
 ) -> None:
-    guard = Guard(ROOT)
+    guard = RehearsalGuard(ROOT)
 
     async def rehearse() -> None:
-        with guarding(guard), running(Run(root=ROOT)), pytest.raises(ConnectionRefusedError):
+        with (
+            rehearsing(guard),
+            running(RehearsedRun(root=ROOT)),
+            pytest.raises(ConnectionRefusedError),
+        ):
             reach()
-        with guarding(guard), running(Run(root=ROOT)), pytest.raises(ConnectionRefusedError):
+        with (
+            rehearsing(guard),
+            running(RehearsedRun(root=ROOT)),
+            pytest.raises(ConnectionRefusedError),
+        ):
             await asyncio.to_thread(reach)
 
     with asyncio.Runner(loop_factory=RehearsalLoop) as runner:
@@ -281,10 +308,10 @@ def test_every_way_out_is_refused_and_told_with_its_line(
 
 
 def test_an_event_loop_reaches_nothing_either() -> None:
-    guard = Guard(ROOT)
+    guard = RehearsalGuard(ROOT)
 
     async def rehearse() -> None:
-        with guarding(guard), running(Run(root=ROOT)):
+        with rehearsing(guard), running(RehearsedRun(root=ROOT)):
             async with httpx.AsyncClient(trust_env=False) as client:
                 with pytest.raises(httpx.ConnectError):
                     await client.get("http://host.invalid/x")
@@ -298,10 +325,10 @@ def test_an_event_loop_reaches_nothing_either() -> None:
 
 
 def test_without_a_guard_everything_is_as_ever() -> None:
-    guard = Guard(ROOT)
+    guard = RehearsalGuard(ROOT)
 
     async def rehearse() -> None:
-        with guarding(guard):
+        with rehearsing(guard):
             pass
         subprocess.run(["true"], check=True)  # noqa: ASYNC221 (ends at once)
 
@@ -349,8 +376,8 @@ def test_answers_that_are_none_are_refused(tmp_path: Path, text: str, told: str)
 async def test_a_request_is_answered_as_was_said_last_and_may_only_read(tmp_path: Path) -> None:
     file = tmp_path / "answers.json"
     file.write_text('[{"url": "https://x.test/*"}, {"url": "https://x.test/y", "status": 404}]')
-    wire = Wire(Answers(NOW, load_answers(file)), reads=["https://x.test/y*"])
-    run = Run(root=ROOT)
+    wire = RecordingTransport(Answers(NOW, load_answers(file)), reads=["https://x.test/y*"])
+    run = RehearsedRun(root=ROOT)
     async with httpx.AsyncClient(transport=wire, trust_env=False) as client:
         with running(run):
             answers = [await client.post(f"https://x.test/{name}") for name in ("y", "z")]
@@ -423,3 +450,141 @@ def test_what_happens_once_per_key_is_not_tried_in_pairs_of_that_key(route: Rout
 def test_what_is_too_much_is_thinned_out_evenly() -> None:
     assert evenly(range(10), 20) == list(range(10))
     assert evenly(range(10), 4) == [0, 3, 6, 9]
+
+
+def test_relatives_are_the_same_change_and_other_objects_of_the_customer(route: Route) -> None:
+    handler = subscription("checkout.session.completed")
+    [occasion] = find_occasions(handler, route, {}, NOW)
+    repeat, sibling, later = find_relatives(occasion)
+    assert (repeat.relation, sibling.relation) == (Relation.REPEAT, Relation.SIBLING)
+    assert repeat.words == "two events of one change"
+    assert sibling.words == "two objects of one customer"
+    assert later.words == "two more objects of one customer"
+    own = occasion.payload["data"]["object"]
+    assert repeat.newer.envelope.id == repeat.newer.payload["id"] != occasion.envelope.id
+    assert repeat.newer.payload["data"]["object"] == own
+    other = sibling.newer.payload["data"]["object"]
+    assert {n for n in own if other[n] != own[n]} == {
+        "id",
+        "payment_intent",
+        "client_reference_id",
+        "metadata",
+    }
+    assert later.before is not None
+    ids = {o.envelope.id for o in (later.older, later.newer, later.before)}
+    assert len(ids) == 3
+
+
+def test_relatives_on_github_are_of_one_repository() -> None:
+    routes = load_config(ROOT / "config/routes.yaml").routes
+    route = next(route for route in routes if route.provider.name == "github")
+    handler = subscription("issues.opened")
+    [occasion] = find_occasions(handler, route, {}, NOW)
+    sibling, _ = find_relatives(occasion)
+    assert sibling.words == "two objects of one repository"
+    one, other = occasion.payload, sibling.newer.payload
+    assert one["repository"] == other["repository"]
+    assert one["issue"]["number"] != other["issue"]["number"]
+    assert other["issue"]["html_url"].endswith(f"/{other['issue']['number']}")
+    assert sibling.newer.headers["x-github-delivery"] == sibling.newer.envelope.id
+
+
+@pytest.mark.parametrize(
+    ("options", "repeat", "sibling"),
+    [
+        ({}, False, False),
+        ({"order_by": "data.object.customer"}, True, True),
+        ({"order_by": "data.object.id"}, True, False),
+        ({"order_by": "no.such.field"}, False, False),
+        ({"once_per": "id"}, False, False),
+        ({"concurrency": 1}, True, True),
+        ({"concurrency": 2}, False, False),
+    ],
+)
+def test_what_the_gateway_runs_one_at_a_time_takes_turns(
+    route: Route, options: dict[str, Any], repeat: bool, sibling: bool
+) -> None:
+    handler = subscription("payment_intent.succeeded", **options)
+    [occasion] = find_occasions(handler, route, {}, NOW)
+    pairs = find_relatives(occasion)
+    found = {pair.relation: run_in_turn(handler, pair.older, pair.newer) for pair in pairs}
+    assert found == {Relation.REPEAT: repeat, Relation.SIBLING: sibling}
+
+
+def test_a_payment_that_comes_later_belongs_to_a_session_that_is_not_paid_yet(route: Route) -> None:
+    handler = subscription("checkout.session.completed", "checkout.session.async_payment_succeeded")
+    pairs = find_pairs(handler, find_occasions(handler, route, {}, NOW), NOW)
+    [mixed] = [pair for pair in pairs if pair.is_one_fact]
+    assert mixed.label == "checkout.session.completed and checkout.session.async_payment_succeeded"
+    states = [o.payload["data"]["object"]["payment_status"] for o in (mixed.older, mixed.newer)]
+    assert states == ["unpaid", "paid"]
+
+
+async def _answered(outage: Outage) -> tuple[RehearsedRun, httpx.Response]:
+    run = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outage))
+    async with httpx.AsyncClient(transport=RecordingTransport(Answers(NOW))) as client:
+        with running(run):
+            return run, await client.post("https://mail.example/send")
+
+
+@pytest.mark.parametrize("outage", outages.HTTP, ids=lambda outage: outage.words)
+async def test_every_request_to_a_failing_callee_fails_and_others_do_not(outage: Outage) -> None:
+    run = RehearsedRun(root=ROOT, failing=Failing(step=1, outage=outage))
+    async with httpx.AsyncClient(transport=RecordingTransport(Answers(NOW))) as client:
+        with running(run):
+            assert (await client.get("https://mail.example/send")).is_success
+            for _ in range(2):
+                if outage.status is None:
+                    with pytest.raises(httpx.TransportError):
+                        await client.post("https://mail.example/send")
+                else:
+                    answer = await client.post("https://mail.example/send")
+                    assert answer.status_code == outage.status
+            assert (await client.post("https://other.example/send")).is_success
+    assert [call.outage for call in run.calls] == [None, outage, outage, None]
+    assert [c.is_received for c in run.calls] == [True, *[outage.is_received] * 2, True]
+
+
+async def test_a_failed_answer_notes_who_looks_at_its_status() -> None:
+    run, answer = await _answered(outages.HTTP[0])
+    assert answer.json()["error"]["code"] == "rehearsed_500"
+    assert answer.headers["content-type"] == "application/json"
+    assert not run.has_seen_status
+    with pytest.raises(httpx.HTTPStatusError):
+        answer.raise_for_status()
+    assert run.has_seen_status
+    for look in ("status_code", "is_success", "is_error"):
+        run, answer = await _answered(outages.HTTP[0])
+        assert getattr(answer, look) is not None
+        assert run.has_seen_status
+
+
+@pytest.mark.parametrize("outage", outages.MAIL, ids=lambda outage: outage.words)
+def test_mail_to_a_failing_server_raises_what_smtplib_would(outage: Outage) -> None:
+    run = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outage))
+    refused = pytest.raises((smtplib.SMTPException, ConnectionRefusedError))
+    with recorded_mail(), running(run), smtplib.SMTP("mail.example") as server, refused:
+        server.sendmail("a@example.com", "b@example.com", "hello")
+    [call] = run.calls
+    assert call.is_received is outage.is_received
+
+
+async def test_a_resource_fails_at_what_it_is_to_do_and_not_at_what_it_only_asks() -> None:
+    run = RehearsedRun(root=ROOT)
+    with running(run):
+        StandIn("mailer").send("x")
+        StandIn("mailer").get_template("x")
+    assert [step.outages for step in run.steps] == [outages.RESOURCE, ()]
+    failing = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outages.RESOURCE[0]))
+    with running(failing), pytest.raises(ConnectionRefusedError):
+        StandIn("mailer").send("x")
+
+
+async def test_runs_in_a_failing_world_do_not_wait_between_their_own_retries() -> None:
+    run = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outages.HTTP[0]))
+    with quick_sleeps(), running(run):
+        async with asyncio.timeout(5):
+            await asyncio.sleep(3600)
+    with quick_sleeps(), running(RehearsedRun(root=ROOT)), pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await asyncio.sleep(3600)

@@ -13,12 +13,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from gateway.errors import ConfigInvalid, Problem
-from gateway.model import Backoff, Envelope, Rate, ReplayPolicy, Retention, RetryPolicy
-from gateway.notation.networks import make_networks
-from gateway.providers import PROVIDERS
-from gateway.redaction import FieldPath, RedactAt, Redaction
-from gateway.routes import (
+from gateway.base.errors import ConfigInvalid, Problem
+from gateway.base.model import Backoff, Envelope, Rate, ReplayPolicy, Retention, RetryPolicy
+from gateway.base.networks import make_networks
+from gateway.base.secrets import SecretRef
+from gateway.config.routes import (
     Config,
     Route,
     check_api_keys,
@@ -26,13 +25,14 @@ from gateway.routes import (
     json_schema,
     load_config,
 )
-from gateway.secrets import SecretRef
+from gateway.privacy.redaction import FieldPath, RedactAt, Redaction
+from gateway.providers import PROVIDERS
 
 SHIPPED = Path(__file__).parents[2] / "config" / "routes.yaml"
 SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
-    "ack_within, allow, api_key, dedup_window, encrypt, enforce, forward, handlers, limit,"
-    " livemode, max_body, path, provider, receive_within, reconcile, redact, redact_at,"
+    "ack_within, allow, api_key, dedup_window, encrypt, enforce, formerly, forward, handlers,"
+    " limit, livemode, max_body, path, provider, receive_within, reconcile, redact, redact_at,"
     " replay, retention, scheme, secrets, spool, tolerance, types, verify_token"
 )
 RATE = "a rate such as 5/s, 100/m or 20/10s, of at most 10000 a period"
@@ -215,8 +215,8 @@ def test_a_queue_has_no_key_of_the_way_in(tmp_path: Path, line: str) -> None:
     (problem,) = said(tmp_path, f"routes:\n  tasks:\n    provider: publish\n    {line}\n")
     assert problem[:3] == (4, f"routes.tasks.{key}", "an unknown key")
     known = (
-        "ack_within, allow, api_key, encrypt, forward, handlers, limit, max_body, provider,"
-        " receive_within, redact, redact_at, retention, tokens"
+        "ack_within, allow, api_key, encrypt, formerly, forward, handlers, limit, max_body,"
+        " provider, receive_within, redact, redact_at, retention, tokens"
     )
     assert known in problem[3]
 
@@ -1178,3 +1178,38 @@ def test_the_fields_that_nobody_is_to_see_are_read(tmp_path: Path) -> None:
     (route,) = load(tmp_path, route_with("redact: [a]\n    redact_at: store")).routes
     assert route.redaction == Redaction((FieldPath(("a",)),), RedactAt.STORE)
     assert load(tmp_path, route_with("max_body: 1MiB")).routes[0].redaction is None
+
+
+FORMERLY = """
+    routes:
+      payments:
+        provider: stripe
+        secrets: [env:A]
+        formerly: {payments}
+      github:
+        provider: github
+        secrets: [env:B]
+        formerly: {github}
+"""
+
+
+def test_former_names_of_a_route_are_read(tmp_path: Path) -> None:
+    config = load(tmp_path, FORMERLY.format(payments="[stripe, old]", github="[]"))
+    payments, github = config.routes
+    assert (payments.formerly, github.formerly) == (("stripe", "old"), ())
+    assert payments.label == payments.name == "payments"
+
+
+@pytest.mark.parametrize(
+    ("payments", "github", "key", "found"),
+    [
+        ("[github]", "[]", "routes.payments.formerly[0]", "'github', which is a route now"),
+        ("[payments]", "[]", "routes.payments.formerly[0]", "'payments', which is a route now"),
+        ("[old]", "[new, old]", "routes.github.formerly[1]", "'old', which payments claims, too"),
+    ],
+)
+def test_a_former_name_that_is_not_free_is_refused(
+    tmp_path: Path, payments: str, github: str, key: str, found: str
+) -> None:
+    [problem] = problems(tmp_path, FORMERLY.format(payments=payments, github=github))
+    assert (problem.key, problem.found) == (key, found)

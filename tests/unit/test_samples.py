@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import stripe
 
-from gateway.model import Envelope
+from gateway.base.model import Envelope
 from gateway.providers import PROVIDERS, Incoming
-from gateway.samples import Sample, make_sample, sample_types
-from gateway.samples.template import Blanks, bind, load_template
+from gateway.providers.samples import Sample, make_sample, sample_types
+from gateway.providers.samples.template import Blanks, bind, load_template
 from tests.support.stripe_shapes import shape_problems
 
 NOW = datetime(2026, 11, 16, 12, 0, 7, 250_000, tzinfo=UTC)
@@ -334,8 +334,11 @@ def every_file(folder: Traversable) -> list[Traversable]:
 
 @pytest.mark.parametrize("provider", ["stripe", "github"])
 def test_every_part_is_used(provider: str) -> None:
-    texts = [file.read_text() for file in every_file(files("gateway.samples").joinpath(provider))]
+    texts = [
+        file.read_text()
+        for file in every_file(files("gateway.providers.samples").joinpath(provider))
+    ]
     made_in_code = {"stripe": {"event", "thin"}, "github": {"event"}}[provider]
-    for part in files("gateway.samples").joinpath(provider, "parts").iterdir():
+    for part in files("gateway.providers.samples").joinpath(provider, "parts").iterdir():
         name = part.name.removesuffix(".json")
         assert name in made_in_code or any(f'"parts/{name}"' in text for text in texts)

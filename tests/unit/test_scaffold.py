@@ -10,18 +10,17 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
+from gateway.base.errors import CommandFailed
 from gateway.cli import app
-from gateway.errors import CommandFailed
-from gateway.routes import load_config
-from gateway.samples import sample_types
-from gateway.scaffold.files import written
-from gateway.scaffold.known_types import check_known, suggest
-from gateway.scaffold.modules import add_function
-from gateway.scaffold.project import STARTERS, plan_project
-from gateway.scaffold.routes_text import add_module, add_schema
-from gateway.scaffold.subject import read_subject
-from gateway.scaffold.tables import choose_table
-from gateway.settings import VARIABLES
+from gateway.config.routes import load_config
+from gateway.config.settings import VARIABLES
+from gateway.dev.scaffold.known_types import check_known, suggest
+from gateway.dev.scaffold.modules import add_function
+from gateway.dev.scaffold.project import STARTERS, add_module, add_schema, plan_project
+from gateway.dev.scaffold.render import written
+from gateway.dev.scaffold.subject import read_subject
+from gateway.dev.scaffold.tables import choose_table
+from gateway.providers.samples import sample_types
 
 
 def test_a_file_that_cannot_be_written_takes_the_others_back(tmp_path: Path) -> None:

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BadPayload, BadSignature, ConfigInvalid, RequestRejected
-from gateway.model import ReplayPolicy, read_payload
+from gateway.base.errors import BadPayload, BadSignature, ConfigInvalid, RequestRejected
+from gateway.base.model import ReplayPolicy, read_payload
+from gateway.config.routes import load_config
+from gateway.config.routes.scheme import find_provider
+from gateway.dev.scaffold.known_types import check_known
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.provider import Integrity
+from gateway.providers.samples import make_sample, receive_alone
 from gateway.providers.schemes.batch import MOST_ITEMS, split_items
 from gateway.providers.schemes.message import composer
 from gateway.providers.schemes.places import Looked
 from gateway.providers.schemes.sections import KINDS as SECTIONS
 from gateway.providers.schemes.sections import SignedSection
-from gateway.routes import load_config
-from gateway.routes.scheme import find_provider
-from gateway.samples import make_sample, receive_alone
-from gateway.scaffold.known_types import check_known
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 E_ACUTE = b'"\xc3\xa9"'

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import KeyMissing, SealBroken
-from gateway.sealing import OVERHEAD_BYTES, KeyRing, key_id, read_key, sealed_under
-from gateway.secrets import Secret, SecretRef, SecretUnusable
+from gateway.base.errors import KeyMissing, SealBroken
+from gateway.base.secrets import Secret, SecretRef, SecretUnusable
+from gateway.privacy.encryption import OVERHEAD_BYTES, KeyRing, key_id, read_key, sealed_under
 
 OLD, NEW = Secret(os.urandom(32)), Secret(os.urandom(32))
 ROW = ("processed_events", "stripe", "evt_1")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.notation.problems import Unexpected
-from gateway.secrets import Secret, SecretMissing, SecretRef, SecretUnusable, resolve
+from gateway.base.problems import Unexpected
+from gateway.base.secrets import Secret, SecretMissing, SecretRef, SecretUnusable, resolve
 
 SECRET = "whsec_do_not_print_me"
 ENV = SecretRef(kind="env", target="STRIPE_WEBHOOK_SECRET")

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.development import RunningUp, write_up
-from gateway.errors import ConfigInvalid, Problem
-from gateway.model import Rate
-from gateway.notation.hosts import split_hosts
-from gateway.notation.networks import make_networks
-from gateway.settings import VARIABLES, Settings, discover, load_settings
+from gateway.base.errors import ConfigInvalid, Problem
+from gateway.base.model import Rate
+from gateway.base.networks import make_networks, split_hosts
+from gateway.config.development import RunningUp, write_up
+from gateway.config.settings import VARIABLES, Settings, discover, load_settings
 
 PASSWORD = "hunter2"
 DATABASE_URL = f"postgresql://gateway:{PASSWORD}@db.example/gateway"

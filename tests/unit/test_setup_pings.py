@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from gateway.errors import BadSignature
-from gateway.model import FORM
+from gateway.base.errors import BadSignature
+from gateway.base.model import FORM
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.schemes.coverage import covers_choice

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.base.model import Envelope, ReplayPolicy
 from gateway.ledger.claims import Claim
-from gateway.model import Envelope, ReplayPolicy
-from gateway.spool.record import MAGIC, Damaged, Kept, encode, scan
+from gateway.receive.spool.file import MAGIC, DamagedRecord, SpoolRecord, encode, scan
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 MOMENT = datetime(2026, 11, 16, 2, 0, 0, 123456, tzinfo=UTC)
@@ -29,12 +29,12 @@ def make_claim(event_id: str = "evt_1", body: bytes = b"{}") -> Claim:
     )
 
 
-def read(content: bytes) -> list[Kept | Damaged]:
+def read(content: bytes) -> list[SpoolRecord | DamagedRecord]:
     return list(scan(io.BytesIO(content), 0, len(content)))
 
 
-def ids(found: list[Kept | Damaged]) -> list[str]:
-    return [item.claim.envelope.id for item in found if isinstance(item, Kept)]
+def ids(found: list[SpoolRecord | DamagedRecord]) -> list[str]:
+    return [item.claim.envelope.id for item in found if isinstance(item, SpoolRecord)]
 
 
 @given(
@@ -73,8 +73,8 @@ def test_a_claim_comes_back_as_it_was(
     )
     content = encode(claim)
     assert read(content + content) == [
-        Kept(claim, 0, len(content)),
-        Kept(claim, len(content), 2 * len(content)),
+        SpoolRecord(claim, 0, len(content)),
+        SpoolRecord(claim, len(content), 2 * len(content)),
     ]
 
 
@@ -86,7 +86,9 @@ def test_a_file_cut_anywhere_keeps_what_was_whole_and_names_the_rest() -> None:
         whole = (length >= len(first)) + (length >= len(content))
         assert ids(found) == ["evt_1", "evt_2"][:whole]
         torn = length - len(first) if whole == 1 else length if whole == 0 else 0
-        assert [f.end - f.offset for f in found if isinstance(f, Damaged)] == [torn] * (torn > 0)
+        assert [f.end - f.offset for f in found if isinstance(f, DamagedRecord)] == [torn] * (
+            torn > 0
+        )
 
 
 def test_any_byte_that_changed_is_noticed_and_the_neighbours_are_kept() -> None:
@@ -97,8 +99,8 @@ def test_any_byte_that_changed_is_noticed_and_the_neighbours_are_kept() -> None:
         spoilt[place] ^= 0x20
         found = read(bytes(spoilt))
         assert ids(found) == ["evt_0", "evt_2"], place
-        assert [f for f in found if isinstance(f, Damaged)] == [
-            Damaged(start, start + len(records[1]))
+        assert [f for f in found if isinstance(f, DamagedRecord)] == [
+            DamagedRecord(start, start + len(records[1]))
         ]
 
 
@@ -107,8 +109,8 @@ def test_a_lost_middle_and_garbage_with_magic_in_it_are_stepped_over() -> None:
     garbage = b"\0" * 3_000_000 + MAGIC + b"\xff" * 100 + MAGIC
     found = read(one + garbage + two)
     assert ids(found) == ["evt_1", "evt_2"]
-    assert [f for f in found if isinstance(f, Damaged)] == [
-        Damaged(len(one), len(one) + len(garbage))
+    assert [f for f in found if isinstance(f, DamagedRecord)] == [
+        DamagedRecord(len(one), len(one) + len(garbage))
     ]
 
 
@@ -117,7 +119,7 @@ def test_no_body_can_hold_a_record() -> None:
     forged = encode(make_claim("evt_forged"))
     claim = make_claim("evt_1", body=b"--x\r\n" + forged + b"\r\n--x--")
     content = encode(claim)
-    assert read(content) == [Kept(claim, 0, len(content))]
+    assert read(content) == [SpoolRecord(claim, 0, len(content))]
     for spoilt in (b"\0" + content[1:], content[:-1] + b"\0", content[:-1]):
         assert ids(read(spoilt + encode(make_claim("evt_2")))) == ["evt_2"]
 

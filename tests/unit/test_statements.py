@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.errors import StatementRefused
-from gateway.run.statements import check_statement
+from gateway.base.errors import StatementRefused
+from gateway.worker.transaction import check_statement
 
 ENDS_THE_TRANSACTION = [
     "commit",
@@ -60,7 +60,20 @@ BREAKS_THE_SESSION = [
     "select 1; reset all",
 ]
 
+WAITS_FOR_DATA = [
+    "copy t from stdin",
+    "COPY t (a, b) FROM STDIN WITH (FORMAT csv, HEADER)",
+    'copy "t" /* now */ from -- here\n stdin',
+    "copy binary t from stdin",
+    "copy t to stdout",
+    "select 1; copy (select ')' from t) to stdout (format csv)",
+]
+
 PASSES = [
+    "copy t from '/tmp/from stdin'",
+    "copy t to program 'cat > /dev/stdout'",
+    "copy \"from stdin\" to '/tmp/t'",
+    "select copy, stdin from t",
     "",
     "select 1",
     "insert into t (id) values (1) on conflict (id) do update set note = 'commit'",
@@ -130,6 +143,12 @@ def test_a_backslash_in_a_plain_constant_is_read_as_the_session_does() -> None:
 @pytest.mark.parametrize("query", BREAKS_THE_SESSION)
 def test_a_text_that_breaks_the_session_is_refused(query: str) -> None:
     with pytest.raises(StatementRefused, match=r"was not sent: it would also reset"):
+        check_statement(query)
+
+
+@pytest.mark.parametrize("query", WAITS_FOR_DATA)
+def test_a_copy_that_waits_for_data_is_refused(query: str) -> None:
+    with pytest.raises(StatementRefused, match=r"was not sent: ctx\.db carries no data"):
         check_statement(query)
 
 

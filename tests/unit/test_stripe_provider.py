@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import stripe
 
-from gateway.errors import BadPayload, BadSignature, StaleTimestamp
-from gateway.model import Envelope
+from gateway.base.errors import BadPayload, BadSignature, StaleTimestamp
+from gateway.base.model import Envelope
 from gateway.providers import Incoming
+from gateway.providers.samples import make_sample, sample_types
 from gateway.providers.stripe import STRIPE
-from gateway.samples import make_sample, sample_types
 
 SECRET = "whsec_test"
 SIGNED_AT = 1_700_000_000

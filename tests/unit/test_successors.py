@@ -10,9 +10,9 @@ import pytest
 import stripe
 
 from gateway.providers import PROVIDERS, Incoming
-from gateway.samples import Sample, make_sample, make_successor, sample_types
-from gateway.samples.changes import STRIPE_STATUSES
-from gateway.samples.sample import find_template
+from gateway.providers.samples import Sample, make_sample, make_successor, sample_types
+from gateway.providers.samples.changes import STRIPE_STATUSES
+from gateway.providers.samples.sample import find_template
 from tests.support.stripe_shapes import shape_problems
 
 NOW = datetime(2026, 11, 16, 12, 0, 7, 250_000, tzinfo=UTC)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ledger.histogram import ERROR, LAST, bucket_of, percentile, seconds_of
-from gateway.ledger.tallies import Tally
+from gateway.ledger.statistics import ERROR, LAST, StatsEntry, bucket_of, percentile, seconds_of
 
 seconds = st.floats(min_value=0.0001, max_value=86_400)
 buckets = st.dictionaries(st.integers(0, LAST), st.integers(1, 10**6), max_size=8)
@@ -36,9 +35,9 @@ def test_what_is_longer_than_the_longest_is_in_the_last(took: float) -> None:
 
 @given(st.lists(seconds, min_size=2, max_size=300), st.sampled_from([50, 99]))
 def test_percentiles_are_within_the_error_of_the_buckets(took: list[float], share: int) -> None:
-    tally = Tally()
+    tally = StatsEntry()
     for one in took:
-        tally.add(Tally(n=1, times={bucket_of(one): 1}))
+        tally.add(StatsEntry(n=1, times={bucket_of(one): 1}))
     found = percentile(tally.times, share / 100)
     assert found is not None
     rank = share / 100 * (len(took) - 1)
@@ -53,10 +52,10 @@ def test_percentiles_are_within_the_error_of_the_buckets(took: list[float], shar
 def test_merged_in_any_order_they_are_as_if_counted_together(
     parts: list[dict[int, int]], random: object
 ) -> None:
-    def merged(order: list[dict[int, int]]) -> Tally:
-        total = Tally()
+    def merged(order: list[dict[int, int]]) -> StatsEntry:
+        total = StatsEntry()
         for part in order:
-            total.add(Tally(n=sum(part.values()), times=part))
+            total.add(StatsEntry(n=sum(part.values()), times=part))
         return total
 
     shuffled = list(parts)
@@ -72,5 +71,5 @@ def test_of_nothing_there_is_no_percentile() -> None:
 
 
 def test_an_array_ends_with_the_last_bucket_that_has_any() -> None:
-    assert Tally().as_array == "{}"
-    assert Tally(n=3, times={2: 3, 0: 1}).as_array == "{1,0,3}"
+    assert StatsEntry().as_array == "{}"
+    assert StatsEntry(n=3, times={2: 3, 0: 1}).as_array == "{1,0,3}"

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.errors import BadJob, BadPayload, BadSignature, RequestRejected, StaleTimestamp
-from gateway.model import Envelope
-from gateway.notation.moments import (
+from gateway.base.errors import BadJob, BadPayload, BadSignature, RequestRejected, StaleTimestamp
+from gateway.base.model import Envelope
+from gateway.base.problems import Unexpected
+from gateway.base.times import (
     EARLIEST,
     LATEST,
     Moment,
@@ -26,16 +27,15 @@ from gateway.notation.moments import (
     parse_time,
     to_utc,
 )
-from gateway.notation.problems import Unexpected
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.entries import entry_names, read_scheme
-from gateway.providers.job_request import LONGEST_DELAY, read_job
+from gateway.providers.publish import LONGEST_DELAY, read_job
+from gateway.providers.samples.changes import read_time, write_time
 from gateway.providers.schemes.build import make_provider
 from gateway.providers.schemes.planting import plant
 from gateway.providers.schemes.sections import HmacSection
-from gateway.run.policy import retry_after
-from gateway.run.upsert import ordered_version
-from gateway.samples.changes import read_time, write_time
+from gateway.worker.policy import retry_after
+from gateway.worker.upsert import ordered_version
 
 NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)
 OFFSETS = ["Z", "+00:00", "+23:59", "-23:59", "+14:00", "-12:00", "+23:59:59.999999", ""]

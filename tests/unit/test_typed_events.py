@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from stripe.events import V1BillingMeterErrorReportTriggeredEventNotification
 
 from gateway import Event
-from gateway.model import FORM
-from gateway.run.stripe_client import make_stripe_client
-from gateway.samples import make_sample, sample_types
-from gateway.typed.github_payload import SHOWN
+from gateway.base.model import FORM
+from gateway.base.typed import SHOWN
+from gateway.providers.samples import make_sample, sample_types
+from gateway.worker.stripe_client import make_stripe_client
 
 NOW: Final = datetime(2026, 11, 16, 12, tzinfo=UTC)
 SAMPLES: Final = Path(__file__).parents[1] / "samples"

@@ -5,7 +5,7 @@ from errno import ECONNREFUSED, EHOSTUNREACH
 
 import pytest
 
-from gateway.ledger.hosts import explain_failure, locate
+from gateway.ledger.servers import explain_failure, locate
 
 URL = "postgresql://someone:hush@db.example.com:6432/shop?sslmode=require"
 WHERE = "db.example.com:6432 (GATEWAY_DATABASE_URL)"

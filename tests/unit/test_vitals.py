@@ -8,9 +8,8 @@ from typing import cast
 
 import pytest
 
-from gateway.metrics.pulse import TICK_S
-from gateway.run.runner import Runner
-from gateway.run.vitals import Vitals
+from gateway.telemetry.metrics import TICK_S
+from gateway.worker.runner import Runner, WorkerHealth
 
 LEASE = timedelta(seconds=15)
 
@@ -50,38 +49,40 @@ async def part() -> AsyncIterator[asyncio.Task[None]]:
 
 
 @pytest.fixture
-def vitals(clock: Clock, runner: Told, part: asyncio.Task[None]) -> Vitals:
-    vitals = Vitals(sweep=timedelta(seconds=5), lease=LEASE, clock=clock)
+def vitals(clock: Clock, runner: Told, part: asyncio.Task[None]) -> WorkerHealth:
+    vitals = WorkerHealth(sweep=timedelta(seconds=5), lease=LEASE, clock=clock)
     vitals.watch(cast(Runner, runner), [part])
     return vitals
 
 
-def beat(vitals: Vitals, clock: Clock) -> None:
+def beat(vitals: WorkerHealth, clock: Clock) -> None:
     """The loop goes on."""
     vitals.pulse._expected_at = clock.now + TICK_S
 
 
 async def test_a_worker_that_has_not_started_lives_and_is_not_ready(clock: Clock) -> None:
-    vitals = Vitals(sweep=timedelta(seconds=5), lease=LEASE, clock=clock)
+    vitals = WorkerHealth(sweep=timedelta(seconds=5), lease=LEASE, clock=clock)
     assert vitals.stuck() is None
     assert vitals.not_ready() == "STARTING"
 
 
-async def test_a_loop_is_stuck_when_its_leases_have_run_out(vitals: Vitals, clock: Clock) -> None:
+async def test_a_loop_is_stuck_when_its_leases_have_run_out(
+    vitals: WorkerHealth, clock: Clock
+) -> None:
     clock.now += LEASE.total_seconds()
     assert vitals.stuck() is None
     clock.now += 1
     assert vitals.stuck() == vitals.not_ready() == "EVENT_LOOP_STUCK"
 
 
-async def test_a_part_that_ended_is_told(vitals: Vitals, part: asyncio.Task[None]) -> None:
+async def test_a_part_that_ended_is_told(vitals: WorkerHealth, part: asyncio.Task[None]) -> None:
     """Under the arq command nobody else would notice."""
     part.cancel()
     await asyncio.wait({part})
     assert vitals.stuck() == vitals.not_ready() == "PART_ENDED"
 
 
-async def test_heartbeats_that_hang_are_told(vitals: Vitals, clock: Clock) -> None:
+async def test_heartbeats_that_hang_are_told(vitals: WorkerHealth, clock: Clock) -> None:
     clock.now += 30
     beat(vitals, clock)
     assert vitals.stuck() is None
@@ -91,7 +92,7 @@ async def test_heartbeats_that_hang_are_told(vitals: Vitals, clock: Clock) -> No
 
 
 async def test_a_worker_is_ready_while_the_ledger_answers(
-    vitals: Vitals, clock: Clock, runner: Told
+    vitals: WorkerHealth, clock: Clock, runner: Told
 ) -> None:
     assert vitals.not_ready() == "LEDGER_UNREACHABLE"  # nothing was asked yet
     runner.asked_at = clock.now
@@ -107,7 +108,7 @@ async def test_a_worker_is_ready_while_the_ledger_answers(
 
 
 async def test_a_worker_that_drains_is_neither_ready_nor_stuck(
-    vitals: Vitals, runner: Told, part: asyncio.Task[None]
+    vitals: WorkerHealth, runner: Told, part: asyncio.Task[None]
 ) -> None:
     runner.is_taking = False
     part.cancel()

@@ -6,7 +6,6 @@ from gateway.api.operation import Operation
 from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.dead import CAUSES, DEAD, GROUPS
-from gateway.api.operations.doctor import DOCTOR
 from gateway.api.operations.effects import (
     CONFIRM_EFFECTS,
     EFFECT_GROUPS,
@@ -15,6 +14,7 @@ from gateway.api.operations.effects import (
     RETRY_EFFECTS,
 )
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
+from gateway.api.operations.health import DOCTOR, STATUS
 from gateway.api.operations.orders import (
     BEGIN_ORDER,
     DELIVER,
@@ -33,7 +33,6 @@ from gateway.api.operations.rejected import (
 )
 from gateway.api.operations.rekey import REKEY
 from gateway.api.operations.retention import ERASE, PRUNE
-from gateway.api.operations.status import STATUS
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     STATUS,

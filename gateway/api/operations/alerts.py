@@ -1,4 +1,4 @@
-"""Alerts: what stands, and whether those who are told of it can be reached."""
+"""Alerts: the firing ones, and a test of their destinations."""
 
 import asyncio
 import os
@@ -7,34 +7,32 @@ from uuid import uuid4
 
 from typing_extensions import TypedDict
 
-from gateway.alerts.message import make_test
-from gateway.alerts.post import names, post
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
-from gateway.errors import CommandFailed
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.base.errors import CommandFailed
+from gateway.config.routes import check_alerts
+from gateway.http.outbound import OutboundClient
 from gateway.ledger.alerts import AlertRow, list_alerts
-from gateway.ledger.queries import QUERIES
-from gateway.outbound.client import Client
-from gateway.routes import check_alerts
+from gateway.ledger.connection import QUERIES
+from gateway.operations.alerts.message import make_test, names, post
 
 
 class NoParams(Params):
-    """Nothing to choose."""
+    """No parameters."""
 
 
 class Tested(TypedDict):
-    """What a destination made of a test message."""
+    """The response of a destination to a test message."""
 
     destination: str
     ok: bool
     answer: str
 
 
-async def _alerts(office: Office, _: NoParams) -> list[AlertRow]:
+async def _alerts(office: OperationContext, _: NoParams) -> list[AlertRow]:
     return await list_alerts(office.ledger)
 
 
-async def _test(office: Office, _: NoParams) -> list[Tested]:
+async def _test(office: OperationContext, _: NoParams) -> list[Tested]:
     config = office.project.config
     destinations = check_alerts(config, os.environ)
     asked = names(destinations)
@@ -42,7 +40,7 @@ async def _test(office: Office, _: NoParams) -> list[Tested]:
         raise CommandFailed(f"{config.file}: there is no `alerts`, so nobody is told")
     await office.ledger.execute(QUERIES["note_test"], office.actor)
     message, id = make_test(datetime.now(UTC)), f"alert_test_{uuid4().hex}"
-    async with Client(most_connections=1) as http:
+    async with OutboundClient(most_connections=1) as http:
         answers = await asyncio.gather(
             *(post(http, destinations, name, id=id, message=message) for name in asked)
         )

@@ -4,16 +4,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.api.office import Office
-from gateway.api.operation import Operation
-from gateway.api.paging import Cursor, Page, PageParams
+from gateway.api.operation import Operation, OperationContext
+from gateway.api.parameters import Cursor, Page, PageParams
 from gateway.api.shapes import AuditRow
-from gateway.operate.inspect import list_audit
+from gateway.operations.inspect import list_audit
 
 PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 
-async def _audit(office: Office, params: PageParams) -> Page[AuditRow]:
+async def _audit(office: OperationContext, params: PageParams) -> Page[AuditRow]:
     [after] = PLACE.read(params.after)
     rows = await list_audit(office.ledger, after, params.limit + 1)
     return PLACE.page(rows, params.limit)

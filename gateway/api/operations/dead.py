@@ -5,17 +5,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.api.filters import FilterParams
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
-from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.parameters import LONGEST_PAGE, Cursor, FilterParams, Page, PageParams, RowId, Text
 from gateway.api.shapes import Causes, DeadRow, Groups
-from gateway.api.values import RowId, Text
+from gateway.base.times import UtcTime
 from gateway.ledger.bulk import read_clock
 from gateway.ledger.causes import count_causes
-from gateway.notation.moments import UtcTime
-from gateway.operate.bulk import Count, count_dead
-from gateway.operate.inspect import list_dead
+from gateway.operations.bulk import Count, count_dead
+from gateway.operations.inspect import list_dead
 
 PLACE = Cursor(
     "finished_at",
@@ -25,7 +22,7 @@ PLACE = Cursor(
 
 
 class DeadFilter(FilterParams):
-    """Which dead letters."""
+    """Filter for dead letters."""
 
     error: Annotated[
         Text | None,
@@ -35,11 +32,11 @@ class DeadFilter(FilterParams):
 
 
 class DeadParams(PageParams, DeadFilter):
-    """Which dead letters, and which part of their listing."""
+    """Filter and page of a listing of dead letters."""
 
 
 class GroupParams(DeadFilter):
-    """Which dead letters to count."""
+    """Filter for dead letters to count."""
 
     limit: Annotated[
         int, Field(ge=1, le=LONGEST_PAGE, description="How many groups at the most.")
@@ -47,7 +44,7 @@ class GroupParams(DeadFilter):
 
 
 class CauseParams(Params):
-    """Whose dead letters to count, or which."""
+    """Filter for the causes of dead letters."""
 
     route: Annotated[Text | None, Field(description="Only this route.")] = None
     handler: Annotated[Text | None, Field(description="Only this handler.")] = None
@@ -57,13 +54,13 @@ class CauseParams(Params):
     ] = 100
 
 
-async def _dead(office: Office, params: DeadParams) -> Page[DeadRow]:
+async def _dead(office: OperationContext, params: DeadParams) -> Page[DeadRow]:
     mark = PLACE.read(params.after)
     listed = await list_dead(office.ledger, params.filter, mark, params.limit + 1)
     return PLACE.page(listed.rows, params.limit, end=listed.end)
 
 
-async def _causes(office: Office, params: CauseParams) -> Causes:
+async def _causes(office: OperationContext, params: CauseParams) -> Causes:
     as_of = await read_clock(office.ledger, None)
     died = await count_causes(
         office.ledger,
@@ -75,14 +72,14 @@ async def _causes(office: Office, params: CauseParams) -> Causes:
     return {"as_of": as_of, "total": died.total, "causes": died.causes}  # type: ignore[typeddict-item]
 
 
-async def _groups(office: Office, params: GroupParams) -> Groups:
+async def _groups(office: OperationContext, params: GroupParams) -> Groups:
     as_of = await read_clock(office.ledger, None)
     count = await count_dead(office.ledger, params.filter, as_of, params.limit)
     return groups_of(count, as_of)
 
 
 def groups_of(count: Count, as_of: datetime) -> Groups:
-    """A count as it is answered."""
+    """Convert a count to the result of an operation."""
     return {
         "as_of": as_of,
         "total": count.total,

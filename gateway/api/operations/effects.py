@@ -1,23 +1,20 @@
-"""Outside effects of unknown outcome: listed, and resolved by a person."""
+"""Effects of unknown outcome: list and resolve them."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.api.filters import FilterParams
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
+from gateway.api.operation import Operation, OperationContext, Params
 from gateway.api.operations.dead import groups_of
 from gateway.api.operations.events import DeliveryId
-from gateway.api.operations.orders import OrderingParams, begin
-from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
-from gateway.api.shapes import Groups, Ordered, ResolvedEffects, UnknownEffect
-from gateway.api.values import Text
+from gateway.api.operations.orders import BulkOptionsParams, begin
+from gateway.api.parameters import LONGEST_PAGE, Cursor, FilterParams, Page, PageParams, Text
+from gateway.api.shapes import BulkAnswer, Groups, ResolvedEffects, UnknownEffect
+from gateway.base.times import UtcTime
 from gateway.ledger.bulk import Action, read_clock
 from gateway.ledger.effects import confirm_effects, retry_effects
-from gateway.notation.moments import UtcTime
-from gateway.operate.bulk import count_unknown_effects
-from gateway.operate.inspect import list_unknown_effects
+from gateway.operations.bulk import count_unknown_effects
+from gateway.operations.inspect import list_unknown_effects
 
 PLACE = Cursor(
     "unknown_at",
@@ -28,7 +25,7 @@ PLACE = Cursor(
 
 
 class EffectsFilter(FilterParams):
-    """Which effects of unknown outcome."""
+    """Filter for effects of unknown outcome."""
 
     error: Annotated[
         Text | None,
@@ -38,11 +35,11 @@ class EffectsFilter(FilterParams):
 
 
 class EffectsParams(PageParams, EffectsFilter):
-    """Which effects of unknown outcome, and which part of their listing."""
+    """Filter and page of a listing of effects of unknown outcome."""
 
 
 class EffectGroupParams(EffectsFilter):
-    """Which effects of unknown outcome to count."""
+    """Filter for effects of unknown outcome to count."""
 
     limit: Annotated[
         int, Field(ge=1, le=LONGEST_PAGE, description="How many groups at the most.")
@@ -50,7 +47,7 @@ class EffectGroupParams(EffectsFilter):
 
 
 class ResolveParams(Params):
-    """Which effects of which delivery, and why."""
+    """The effects of a delivery to resolve, and the reason."""
 
     delivery_id: DeliveryId
     effect: Annotated[
@@ -59,8 +56,8 @@ class ResolveParams(Params):
     reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
 
 
-class ResolveAllParams(OrderingParams, EffectsFilter):
-    """What to do about which effects of unknown outcome."""
+class ResolveAllParams(BulkOptionsParams, EffectsFilter):
+    """Filter for effects of unknown outcome, and the action on them."""
 
     action: Annotated[
         Literal["retry", "confirm"],
@@ -68,20 +65,20 @@ class ResolveAllParams(OrderingParams, EffectsFilter):
     ]
 
 
-async def _effects(office: Office, params: EffectsParams) -> Page[UnknownEffect]:
+async def _effects(office: OperationContext, params: EffectsParams) -> Page[UnknownEffect]:
     listed = await list_unknown_effects(
         office.ledger, params.filter, PLACE.read(params.after), params.limit + 1
     )
     return PLACE.page(listed.rows, params.limit, end=listed.end)
 
 
-async def _groups(office: Office, params: EffectGroupParams) -> Groups:
+async def _groups(office: OperationContext, params: EffectGroupParams) -> Groups:
     as_of = await read_clock(office.ledger, None)
     count = await count_unknown_effects(office.ledger, params.filter, as_of, params.limit)
     return groups_of(count, as_of)
 
 
-async def _retry(office: Office, params: ResolveParams) -> ResolvedEffects:
+async def _retry(office: OperationContext, params: ResolveParams) -> ResolvedEffects:
     names, due = await retry_effects(
         office.ledger, params.delivery_id, params.effect, actor=office.actor, reason=params.reason
     )
@@ -89,14 +86,14 @@ async def _retry(office: Office, params: ResolveParams) -> ResolvedEffects:
     return {"delivery_id": params.delivery_id, "effects": names}
 
 
-async def _confirm(office: Office, params: ResolveParams) -> ResolvedEffects:
+async def _confirm(office: OperationContext, params: ResolveParams) -> ResolvedEffects:
     names = await confirm_effects(
         office.ledger, params.delivery_id, params.effect, actor=office.actor, reason=params.reason
     )
     return {"delivery_id": params.delivery_id, "effects": names}
 
 
-async def _resolve_all(office: Office, params: ResolveAllParams) -> Ordered:
+async def _resolve_all(office: OperationContext, params: ResolveAllParams) -> BulkAnswer:
     return await begin(office, Action(f"{params.action}_effects"), params.filter, params)
 
 
@@ -142,6 +139,6 @@ RESOLVE_ALL_EFFECTS = Operation(
     path="/orders/effects",
     summary="Retry or confirm all effects of unknown outcome that match, or only count (dry_run).",
     params=ResolveAllParams,
-    result=Ordered,
+    result=BulkAnswer,
     run=_resolve_all,
 )

@@ -1,4 +1,4 @@
-"""Events and single deliveries: to look at, to run again, to give up."""
+"""Events and single deliveries: list, show, replay and discard."""
 
 import asyncio
 from base64 import b64encode
@@ -7,19 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.api.filters import FilterParams
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor, Page, PageParams
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.parameters import Cursor, FilterParams, Id, Page, PageParams, RowId, Text
 from gateway.api.shapes import EventDetail, EventRow, ReplayedAnswer
-from gateway.api.values import Id, RowId, Text
-from gateway.errors import NotFound
-from gateway.failpoints import reached
+from gateway.base.errors import NotFound
+from gateway.base.failpoints import reached
+from gateway.base.model import Status
+from gateway.base.times import UtcTime
 from gateway.ledger.deliveries import count_effects, discard, replay
-from gateway.model import Status
-from gateway.notation.moments import UtcTime
-from gateway.operate.inspect import Row, find, list_events
-from gateway.operate.reveal import hide, reveal
+from gateway.operations.encryption import hide, reveal
+from gateway.operations.inspect import Row, find, list_events
 
 DeliveryId = Annotated[RowId, Field(description="The id of a delivery.")]
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
@@ -27,7 +24,7 @@ PLACE = Cursor("received_at", "route", "event_id", values=tuple[UtcTime, Words, 
 
 
 class EventsParams(PageParams, FilterParams):
-    """Which events, and which part of their listing."""
+    """Filter and page of a listing of events."""
 
     status: Annotated[
         Status | None, Field(description="Only where a delivery is so: dead, pending, ...")
@@ -38,28 +35,36 @@ class EventsParams(PageParams, FilterParams):
     ] = None
 
 
-class ShowParams(Params):
-    """Which event."""
+class EventParams(Params):
+    """The event."""
 
     id: Annotated[Id, Field(description="An event id, or the id of one of its deliveries.")]
     route: Annotated[Text | None, Field(description="Only on this route.")] = None
 
 
-class RevealParams(ShowParams):
-    """Which event, and why."""
+class ShowParams(EventParams):
+    """The event, and a filter for its deliveries."""
+
+    handler: Annotated[Text | None, Field(description="Only its deliveries of this handler.")] = (
+        None
+    )
+
+
+class RevealParams(EventParams):
+    """The event to decrypt, and the reason."""
 
     reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
 
 
-class OrderParams(Params):
-    """Which delivery, and why."""
+class DeliveryParams(Params):
+    """The delivery, and the reason for the action."""
 
     delivery_id: DeliveryId
     reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
 
 
-class ReplayParams(OrderParams):
-    """Which delivery to run again, what to do about its effects, and why."""
+class ReplayParams(DeliveryParams):
+    """The delivery to replay, what to do about its effects, and the reason."""
 
     effects: Annotated[
         Literal["keep", "retry"],
@@ -70,7 +75,7 @@ class ReplayParams(OrderParams):
     ] = False
 
 
-async def _events(office: Office, params: EventsParams) -> Page[EventRow]:
+async def _events(office: OperationContext, params: EventsParams) -> Page[EventRow]:
     mark = PLACE.read(params.after)
     listed = await list_events(
         office.ledger,
@@ -83,26 +88,32 @@ async def _events(office: Office, params: EventsParams) -> Page[EventRow]:
     return PLACE.page(listed.rows, params.limit, end=listed.end)
 
 
-async def _show(office: Office, params: ShowParams) -> list[EventDetail]:
+async def _show(office: OperationContext, params: ShowParams) -> list[EventDetail]:
     found = [hide(event) for event in await _find(office, params)]
+    if params.handler is not None:
+        for event in found:
+            event["deliveries"] = [
+                one for one in event["deliveries"] if one["handler"] == params.handler
+            ]
     return await asyncio.to_thread(_seen, office, found)
 
 
-async def _reveal(office: Office, params: RevealParams) -> list[EventDetail]:
-    found, ring = await _find(office, params), office.vault.ring
+async def _reveal(office: OperationContext, params: RevealParams) -> list[EventDetail]:
+    found, ring = await _find(office, params), office.encryption.ring
     shown = await reveal(office.ledger, found, ring, actor=office.actor, reason=params.reason)
     return await asyncio.to_thread(_seen, office, shown)
 
 
-def _seen(office: Office, events: Sequence[Row]) -> list[EventDetail]:
-    """As people may see them; in a thread, since a body of megabytes would hold up webhooks."""
+def _seen(office: OperationContext, events: Sequence[Row]) -> list[EventDetail]:
+    """Apply redaction. Call it in a thread, because a body of megabytes would delay webhooks."""
     return [_readable(office.shown(event)) for event in events]
 
 
-async def _find(office: Office, params: ShowParams) -> list[Row]:
+async def _find(office: OperationContext, params: EventParams) -> list[Row]:
     found = await find(office.ledger, params.id, params.route)
     if not found:
-        raise NotFound(f"there is no event or delivery {params.id!r}" + _on(params.route))
+        route = None if params.route is None else office.names.routes.label(params.route)
+        raise NotFound(f"there is no event or delivery {params.id!r}" + _on(route))
     return found
 
 
@@ -111,7 +122,7 @@ def _on(route: str | None) -> str:
 
 
 def _readable(event: dict[str, Any]) -> EventDetail:
-    """With its bytes as text; and as they are, where they are no text."""
+    """Decode the body as text, and add it as base64 if it is not valid UTF-8."""
     body, exact = event["body"], None
     if body is not None:
         try:
@@ -122,7 +133,7 @@ def _readable(event: dict[str, Any]) -> EventDetail:
     return detail
 
 
-async def _replay(office: Office, params: ReplayParams) -> ReplayedAnswer:
+async def _replay(office: OperationContext, params: ReplayParams) -> ReplayedAnswer:
     if params.dry_run:
         effects = await count_effects(office.ledger, params.delivery_id)
     else:
@@ -144,7 +155,7 @@ async def _replay(office: Office, params: ReplayParams) -> ReplayedAnswer:
     }
 
 
-async def _discard(office: Office, params: OrderParams) -> dict[str, int]:
+async def _discard(office: OperationContext, params: DeliveryParams) -> dict[str, int]:
     due = await discard(office.ledger, params.delivery_id, actor=office.actor, reason=params.reason)
     reached("replay.marked")
     await office.wake(due)
@@ -192,7 +203,7 @@ DISCARD = Operation(
     method="POST",
     path="/deliveries/{delivery_id}/discard",
     summary="Give a delivery up.",
-    params=OrderParams,
+    params=DeliveryParams,
     result=dict[str, int],
     run=_discard,
 )

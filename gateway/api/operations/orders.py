@@ -1,4 +1,4 @@
-"""Orders for everything that matches: counted, begun, watched, stopped and gone on with."""
+"""Bulk operations: count, start, watch, stop and resume them."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext
@@ -6,18 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.api.filters import FilterParams
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
+from gateway.api.operation import Operation, OperationContext, Params
 from gateway.api.operations.dead import DeadFilter, groups_of
-from gateway.api.paging import Cursor, Page, PageParams
-from gateway.api.shapes import Ordered, OrderRow
-from gateway.api.values import INTEGER, RowId, Text
+from gateway.api.parameters import INTEGER, Cursor, FilterParams, Page, PageParams, RowId, Text
+from gateway.api.shapes import BulkAnswer, BulkRow
+from gateway.base.times import Moment
+from gateway.config.registry import Registry
 from gateway.ledger.bulk import (
     Action,
-    Effects,
-    NewOrder,
-    Order,
+    BulkOperation,
+    EffectPolicy,
+    NewBulkOperation,
     begin_order,
     find_order,
     list_orders,
@@ -26,10 +25,9 @@ from gateway.ledger.bulk import (
     stop_order,
 )
 from gateway.ledger.filter import Filter
-from gateway.ledger.steps import Means, Session
-from gateway.notation.moments import Moment
-from gateway.operate.bulk import Carrier, count_matching
-from gateway.registry import Registry
+from gateway.ledger.steps import Session, StepContext
+from gateway.operations.bulk import BulkRunner, count_matching, refuse_done
+from gateway.worker.sweeper import MISSED_ROUNDS
 
 OrderId = Annotated[RowId, Field(description="The id of an order.")]
 PerSecond = Annotated[int, Field(strict=True, ge=1, le=100_000), INTEGER]
@@ -46,8 +44,8 @@ EffectsChoice = Annotated[
 ]
 
 
-class OrderingParams(Params):
-    """How to go about everything that matches."""
+class BulkOptionsParams(Params):
+    """Options of a bulk operation."""
 
     rate: Rate = None
     reason: Why = None
@@ -58,60 +56,79 @@ class OrderingParams(Params):
     ] = None
 
 
-class BeginParams(OrderingParams, DeadFilter):
-    """What to do to which dead letters."""
+class BeginBulkParams(BulkOptionsParams, DeadFilter):
+    """The dead letters, and the action on them."""
 
     action: Annotated[Literal["replay", "discard"], Field(description="What to do to them.")]
     effects: EffectsChoice = "keep"
 
 
-class DeliverParams(OrderingParams, FilterParams):
-    """Which events to deliver to which handler."""
+class DeliverParams(BulkOptionsParams, FilterParams):
+    """The events, and the handler to deliver them to."""
 
     handler: Annotated[Text, Field(description="To this handler.")]
     since: Annotated[Moment, Field(description="Not before: 7d (ago), or a time.")]
+    as_new: Annotated[
+        bool,
+        Field(
+            strict=True,
+            description="Also events that a handler has done which no worker has any more.",
+        ),
+    ] = False
 
 
-class OrderIdParams(Params):
-    """Which order."""
+class BulkIdParams(Params):
+    """The bulk operation."""
 
     order_id: OrderId
 
 
-class StopParams(OrderIdParams):
-    """Which order, and why."""
+class StopBulkParams(BulkIdParams):
+    """The bulk operation to stop, and the reason."""
 
     reason: Why = None
 
 
-class ResumeParams(StopParams):
-    """Which order, why, and how fast from now on."""
+class ResumeBulkParams(StopBulkParams):
+    """The bulk operation to resume, the reason, and the new rate."""
 
     rate: Rate = None
 
 
-async def _begin(office: Office, params: BeginParams) -> Ordered:
-    effects = Effects(params.effects)
+async def _begin(office: OperationContext, params: BeginBulkParams) -> BulkAnswer:
+    effects = EffectPolicy(params.effects)
     return await begin(office, Action(params.action), params.filter, params, effects)
 
 
-async def _deliver(office: Office, params: DeliverParams) -> Ordered:
-    return await begin(office, Action.DELIVER, params.filter, params)
+async def _deliver(office: OperationContext, params: DeliverParams) -> BulkAnswer:
+    as_of = await read_clock(office.ledger, params.as_of)
+    if not params.as_new:
+        await refuse_done(
+            office.ledger,
+            params.filter,
+            as_of,
+            office.project.registry,
+            lately=office.settings.sweep * MISSED_ROUNDS,
+            names=office.names,
+        )
+    return await begin(
+        office, Action.DELIVER, params.filter, params.model_copy(update={"as_of": as_of})
+    )
 
 
 async def begin(
-    office: Office,
+    office: OperationContext,
     action: Action,
     filter: Filter,
-    params: OrderingParams,
-    effects: Effects = Effects.KEEP,
-) -> Ordered:
-    """Count what matches and, unless only that was asked for, begin an order for it."""
+    params: BulkOptionsParams,
+    effects: EffectPolicy = EffectPolicy.KEEP,
+) -> BulkAnswer:
+    """Count the matching rows, and start a bulk operation on them unless it is a dry run."""
     as_of = await read_clock(office.ledger, params.as_of)
     count = await count_matching(office.ledger, action, filter, as_of, _registry(office))
     order = None
     if count.total and not params.dry_run:
-        new = NewOrder(
+        new = NewBulkOperation(
             action=action,
             filter=filter,
             actor=office.actor,
@@ -131,27 +148,27 @@ async def begin(
     }
 
 
-async def _orders(office: Office, params: PageParams) -> Page[OrderRow]:
+async def _orders(office: OperationContext, params: PageParams) -> Page[BulkRow]:
     [after] = PLACE.read(params.after)
     orders = await list_orders(office.ledger, after, params.limit + 1)
     return PLACE.page([row_of(order) for order in orders], params.limit)
 
 
-async def _show(office: Office, params: OrderIdParams) -> OrderRow:
+async def _show(office: OperationContext, params: BulkIdParams) -> BulkRow:
     return row_of(await find_order(office.ledger, params.order_id))
 
 
-async def _stop(office: Office, params: StopParams) -> OrderRow:
+async def _stop(office: OperationContext, params: StopBulkParams) -> BulkRow:
     stopped = await stop_order(
         office.ledger, params.order_id, actor=office.actor, reason=params.reason
     )
     return row_of(stopped)
 
 
-async def _resume(office: Office, params: ResumeParams) -> OrderRow:
+async def _resume(office: OperationContext, params: ResumeBulkParams) -> BulkRow:
     found = await find_order(office.ledger, params.order_id)
     if found.action is Action.DELIVER:
-        _ = office.project  # so that a broken one is told now
+        _ = office.project  # load the project, so that an invalid one is reported now
     order = await resume_order(
         office.ledger, params.order_id, actor=office.actor, reason=params.reason, rate=params.rate
     )
@@ -159,39 +176,39 @@ async def _resume(office: Office, params: ResumeParams) -> OrderRow:
     return row_of(order)
 
 
-def _go_on(office: Office, order: Order) -> None:
-    """In the background of a `serve`; a command carries its orders out itself (`carry_out`)."""
+def _go_on(office: OperationContext, order: BulkOperation) -> None:
+    """Run the operation in the background of a `serve`. A command runs it with `carry_out`."""
     if office.background is not None:
         work = _carrier(office).keep_at(order.id, order.resumed)
         office.background.start(work, name=f"order {order.id}")
 
 
-async def carry_out(office: Office, order: OrderRow) -> AsyncGenerator[OrderRow, None]:
-    """Carries an order out in this process; tells how it stands after each step."""
+async def carry_out(office: OperationContext, order: BulkRow) -> AsyncGenerator[BulkRow, None]:
+    """Run the operation in this process, and yield its state after each step."""
     steps = _carrier(office).carry_out(order["order_id"], order["resumed"])
     async with aclosing(steps) as orders:
         async for stepped in orders:
             yield row_of(stepped)
 
 
-def _carrier(office: Office) -> Carrier:
+def _carrier(office: OperationContext) -> BulkRunner:
     @asynccontextmanager
     async def session() -> AsyncIterator[Session]:
         turn = nullcontext() if office.background is None else office.background.turn
         async with turn, office.session() as connection:
             yield connection
 
-    means = Means(registry=_registry(office), vault=lambda: office.vault)
-    return Carrier(session=session, wake=office.wake, means=means)
+    means = StepContext(registry=_registry(office), encryption=lambda: office.encryption)
+    return BulkRunner(session=session, wake=office.wake, means=means)
 
 
-def _registry(office: Office) -> Callable[[], Registry]:
-    """Read when it is needed: to replay what is dead, a project need not even be there."""
+def _registry(office: OperationContext) -> Callable[[], Registry]:
+    """Return a function that loads the registry. To replay dead letters no project is needed."""
     return lambda: office.project.registry
 
 
-def row_of(order: Order) -> OrderRow:
-    """An order as it is answered."""
+def row_of(order: BulkOperation) -> BulkRow:
+    """Convert a bulk operation to the result of an operation."""
     return {
         "order_id": order.id,
         "action": order.action.value,
@@ -220,7 +237,7 @@ ORDERS = Operation(
     path="/orders",
     summary="Orders for everything that matches a filter, newest first, and how far each has come.",
     params=PageParams,
-    result=Page[OrderRow],
+    result=Page[BulkRow],
     run=_orders,
 )
 BEGIN_ORDER = Operation(
@@ -228,8 +245,8 @@ BEGIN_ORDER = Operation(
     method="POST",
     path="/orders",
     summary="Replay or discard all dead letters that match, or only count them (dry_run).",
-    params=BeginParams,
-    result=Ordered,
+    params=BeginBulkParams,
+    result=BulkAnswer,
     run=_begin,
 )
 DELIVER = Operation(
@@ -238,7 +255,7 @@ DELIVER = Operation(
     path="/orders/deliver",
     summary="Deliver events to a handler that had no delivery of them, or only count (dry_run).",
     params=DeliverParams,
-    result=Ordered,
+    result=BulkAnswer,
     run=_deliver,
 )
 SHOW_ORDER = Operation(
@@ -246,8 +263,8 @@ SHOW_ORDER = Operation(
     method="GET",
     path="/orders/{order_id}",
     summary="How far an order has come.",
-    params=OrderIdParams,
-    result=OrderRow,
+    params=BulkIdParams,
+    result=BulkRow,
     run=_show,
 )
 STOP_ORDER = Operation(
@@ -255,8 +272,8 @@ STOP_ORDER = Operation(
     method="POST",
     path="/orders/{order_id}/stop",
     summary="Stop an order after its current step; what it did stays done.",
-    params=StopParams,
-    result=OrderRow,
+    params=StopBulkParams,
+    result=BulkRow,
     run=_stop,
 )
 RESUME_ORDER = Operation(
@@ -264,7 +281,7 @@ RESUME_ORDER = Operation(
     method="POST",
     path="/orders/{order_id}/resume",
     summary="Go on with an order that was stopped, or whose process is gone.",
-    params=ResumeParams,
-    result=OrderRow,
+    params=ResumeBulkParams,
+    result=BulkRow,
     run=_resume,
 )

@@ -1,4 +1,4 @@
-"""Pauses: handlers that no worker is to run for now."""
+"""Pauses of handlers."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,13 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.parameters import Text
 from gateway.api.shapes import PausedAnswer, PauseRow, ResumedAnswer
-from gateway.api.values import Text
-from gateway.errors import ConfigInvalid
+from gateway.base.errors import ConfigInvalid
 from gateway.ledger.pauses import Handler, Pause, list_pauses
-from gateway.operate.pause import pause, resume
+from gateway.operations.pause import pause, resume
 
 RouteOf = Annotated[Text, Field(description="The route.")]
 HandlerOf = Annotated[
@@ -22,11 +21,11 @@ HandlerOf = Annotated[
 
 
 class PausesParams(Params):
-    """Nothing to choose."""
+    """No parameters."""
 
 
 class PauseParams(Params):
-    """What is to wait, and why."""
+    """The route or handler to pause, and the reason."""
 
     route: RouteOf
     handler: HandlerOf = None
@@ -34,7 +33,7 @@ class PauseParams(Params):
 
 
 class ResumeParams(Params):
-    """What is to go on."""
+    """The route or handler to resume."""
 
     route: RouteOf
     handler: HandlerOf = None
@@ -42,16 +41,16 @@ class ResumeParams(Params):
 
 
 def pause_row(pause: Pause) -> PauseRow:
-    """As it is listed."""
+    """Convert a pause to a row of the listing."""
     row: PauseRow = asdict(pause)  # type: ignore[assignment]
     return row
 
 
-async def _pauses(office: Office, _: PausesParams) -> list[PauseRow]:
+async def _pauses(office: OperationContext, _: PausesParams) -> list[PauseRow]:
     return [pause_row(pause) for pause in await list_pauses(office.ledger)]
 
 
-async def _pause(office: Office, params: PauseParams) -> PausedAnswer:
+async def _pause(office: OperationContext, params: PauseParams) -> PausedAnswer:
     paused = await pause(
         office.ledger,
         params.route,
@@ -59,22 +58,28 @@ async def _pause(office: Office, params: PauseParams) -> PausedAnswer:
         actor=office.actor,
         reason=params.reason,
         configured=lambda: list(_configured(office)),
+        names=office.names,
     )
     answer: PausedAnswer = asdict(paused)  # type: ignore[assignment]
     return answer
 
 
-def _configured(office: Office) -> Iterator[Handler]:
-    """Routes with their handlers, and each route by itself; none where it cannot be read here."""
+def _configured(office: OperationContext) -> Iterator[Handler]:
+    """Return every route with its handlers, and by itself. Empty if the project is not loadable."""
     with suppress(ConfigInvalid):
         project = office.project
         yield from ((route.name, "") for route in project.config.routes)
         yield from (subscription.key for subscription in project.registry.subscriptions)
 
 
-async def _resume(office: Office, params: ResumeParams) -> ResumedAnswer:
+async def _resume(office: OperationContext, params: ResumeParams) -> ResumedAnswer:
     resumed = await resume(
-        office.ledger, params.route, params.handler, actor=office.actor, reason=params.reason
+        office.ledger,
+        params.route,
+        params.handler,
+        actor=office.actor,
+        reason=params.reason,
+        names=office.names,
     )
     await office.wake(resumed.due)
     return {

@@ -1,4 +1,4 @@
-"""Reconciliations: what a provider sent and the ledger never got."""
+"""Reconciliations: find events that a provider sent but the ledger does not have."""
 
 from datetime import datetime
 from typing import Annotated
@@ -6,23 +6,25 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor, Page, PageParams
-from gateway.api.values import RowId, Text
-from gateway.errors import CommandFailed
-from gateway.ledger.gaps import count_reasons, list_gaps
-from gateway.ledger.reconciliations import find_reconciliation, list_reconciliations
-from gateway.notation.moments import Moment
-from gateway.project import database_url
-from gateway.reconcile.orders import Means, begin, carry_out, resume, tell
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.parameters import Cursor, Page, PageParams, RowId, Text
+from gateway.base.errors import CommandFailed
+from gateway.base.times import Moment
+from gateway.config.project import database_url
+from gateway.ledger.reconciliations import (
+    count_reasons,
+    find_reconciliation,
+    list_gaps,
+    list_reconciliations,
+)
+from gateway.operations.reconcile.orders import ReconcileContext, begin, carry_out, resume, tell
 
 Id = Annotated[RowId, Field(description="The id of a reconciliation.")]
 PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 
 class Reconciliation(TypedDict):
-    """One run, and how far it has come."""
+    """A reconciliation and its progress."""
 
     id: int
     route: str
@@ -46,7 +48,7 @@ class Reconciliation(TypedDict):
 
 
 class GapRow(TypedDict):
-    """An event that a run could not recover."""
+    """An event that was not recovered."""
 
     event_id: str
     type: str
@@ -59,7 +61,7 @@ class GapRow(TypedDict):
 
 
 class Reason(TypedDict):
-    """Why how many could not be recovered."""
+    """The number of events not recovered for the same reason."""
 
     status: str
     reason: str
@@ -67,14 +69,14 @@ class Reason(TypedDict):
 
 
 class ReconciliationDetail(Reconciliation):
-    """One run with what it could not recover: by reason, and the first hundred of them."""
+    """A reconciliation with the events not recovered: counts by reason, and the first hundred."""
 
     reasons: list[Reason]
     gaps: list[GapRow]
 
 
 class ReconcileParams(Params):
-    """Which route, and from when on."""
+    """The route to reconcile, and the time range."""
 
     route: Annotated[Text, Field(description="The route whose provider is asked.")]
     since: Annotated[
@@ -86,30 +88,30 @@ class ReconcileParams(Params):
 
 
 class ReconciliationsParams(PageParams):
-    """Which part of the listing."""
+    """Filter and page of a listing of reconciliations."""
 
     route: Annotated[Text | None, Field(description="Only this route.")] = None
 
 
 class ReconciliationParams(Params):
-    """Which run."""
+    """The reconciliation."""
 
     id: Id
 
 
-def means_of(office: Office) -> Means:
-    """What runs need, as this office has it."""
-    return Means(
+def means_of(office: OperationContext) -> ReconcileContext:
+    """Return the dependencies of a reconciliation, taken from the office."""
+    return ReconcileContext(
         url=database_url(office.settings),
         config=office.project.config,
         registry=office.project.registry,
-        vault=office.vault,
+        encryption=office.encryption,
         wake=office.wake,
     )
 
 
-async def _reconcile(office: Office, params: ReconcileParams) -> Reconciliation:
-    """Begins a run. In `serve` it goes on after the answer; a command carries it out itself."""
+async def _reconcile(office: OperationContext, params: ReconcileParams) -> Reconciliation:
+    """Start a reconciliation. `serve` continues it after the response, a command runs it itself."""
     if params.resume and (params.since is not None or params.dry_run):
         raise CommandFailed("found resume beside since or dry_run; expected it alone")
     means = means_of(office)
@@ -131,17 +133,21 @@ async def _reconcile(office: Office, params: ReconcileParams) -> Reconciliation:
     return found
 
 
-async def _go_on(means: Means, id: int) -> None:
+async def _go_on(means: ReconcileContext, id: int) -> None:
     tell(await carry_out(means, id))
 
 
-async def _reconciliations(office: Office, params: ReconciliationsParams) -> Page[Reconciliation]:
+async def _reconciliations(
+    office: OperationContext, params: ReconciliationsParams
+) -> Page[Reconciliation]:
     [after] = PLACE.read(params.after)
     rows = await list_reconciliations(office.ledger, params.route, after, params.limit + 1)
     return PLACE.page(rows, params.limit)
 
 
-async def _reconciliation(office: Office, params: ReconciliationParams) -> ReconciliationDetail:
+async def _reconciliation(
+    office: OperationContext, params: ReconciliationParams
+) -> ReconciliationDetail:
     detail: ReconciliationDetail = await find_reconciliation(office.ledger, params.id) | {
         "reasons": await count_reasons(office.ledger, params.id),
         "gaps": await list_gaps(office.ledger, params.id),

@@ -1,4 +1,4 @@
-"""Refused requests: why they were, and letting in what is right now."""
+"""Rejected requests: list them with their causes, and release those that are valid now."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
-from gateway.api.paging import LONGEST_PAGE, Cursor, Page, PageParams
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.parameters import LONGEST_PAGE, Cursor, Page, PageParams, RowId, Text
 from gateway.api.shapes import RejectedDetail, RejectedGroup, RejectedRow, ReleasedRow
-from gateway.api.values import RowId, Text
-from gateway.errors import CommandFailed, NotFound
+from gateway.base.errors import CommandFailed, NotFound
+from gateway.base.times import Moment
+from gateway.config.project import database_url, load_secrets
+from gateway.ledger.encryption import ClaimCodec
 from gateway.ledger.rejected import (
     Chosen,
     find_rejected,
@@ -19,19 +20,17 @@ from gateway.ledger.rejected import (
     list_rejected,
     next_rejected,
 )
-from gateway.notation.moments import Moment
-from gateway.operate.release import Released, Releaser, check_route, claiming
-from gateway.project import database_url, load_secrets
+from gateway.operations.release import Released, Releaser, check_route, claiming
 
 AT_ONCE = 50
-"""Releases of one request to the API: nobody's request runs for minutes."""
+"""Limit of releases per API request, so that no request runs for minutes."""
 
 PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 RejectedId = Annotated[RowId, Field(description="The id of a refused request.")]
 
 
 class ChosenParams(Params):
-    """Which refused requests."""
+    """Filter for rejected requests."""
 
     route: Annotated[Text | None, Field(description="Only of this route.")] = None
     code: Annotated[Text | None, Field(description="Only with this code.")] = None
@@ -43,11 +42,11 @@ class ChosenParams(Params):
 
 
 class RejectedParams(PageParams, ChosenParams):
-    """Which of them, and which part of their listing."""
+    """Filter and page of a listing of rejected requests."""
 
 
 class RejectedGroupParams(ChosenParams):
-    """Which of them to count."""
+    """Filter for rejected requests to count."""
 
     limit: Annotated[
         int, Field(ge=1, le=LONGEST_PAGE, description="How many groups at the most.")
@@ -55,14 +54,14 @@ class RejectedGroupParams(ChosenParams):
 
 
 class ShowRejectedParams(Params):
-    """Which one, and whether with its body."""
+    """The rejected request, with or without its body."""
 
     rejected_id: RejectedId
     body: Annotated[bool, Field(description="With the body, as far as it was kept.")] = False
 
 
 class ReleaseParams(ChosenParams):
-    """Which refused requests to let in, and where."""
+    """The rejected requests to release, and the route for them."""
 
     ids: Annotated[
         list[RowId] | None, Field(min_length=1, max_length=AT_ONCE, description="These.")
@@ -80,20 +79,20 @@ class ReleaseParams(ChosenParams):
     ] = None
 
 
-async def _rejected(office: Office, params: RejectedParams) -> Page[RejectedRow]:
+async def _rejected(office: OperationContext, params: RejectedParams) -> Page[RejectedRow]:
     [before] = PLACE.read(params.after)
     rows = await list_rejected(office.ledger, params.chosen, before, params.limit + 1)
     return PLACE.page(rows, params.limit)
 
 
-async def _groups(office: Office, params: RejectedGroupParams) -> list[RejectedGroup]:
+async def _groups(office: OperationContext, params: RejectedGroupParams) -> list[RejectedGroup]:
     return [
         RejectedGroup(**group)  # type: ignore[typeddict-item]  # the same fields
         for group in await group_rejected(office.ledger, params.chosen, params.limit)
     ]
 
 
-async def _show(office: Office, params: ShowRejectedParams) -> RejectedDetail:
+async def _show(office: OperationContext, params: ShowRejectedParams) -> RejectedDetail:
     row = await find_rejected(office.ledger, params.rejected_id)
     if row is None:
         raise NotFound(f"there is no refused request {params.rejected_id}")
@@ -101,9 +100,9 @@ async def _show(office: Office, params: ShowRejectedParams) -> RejectedDetail:
     return _readable(shown, with_body=params.body)
 
 
-def _shown(office: Office, row: dict[str, Any]) -> dict[str, Any]:
-    """As people may see it: also what was refused obeys the `redact` of its route."""
-    if row["key_id"] is not None:  # only a release opens it
+def _shown(office: OperationContext, row: dict[str, Any]) -> dict[str, Any]:
+    """Apply the redaction of the route, which also covers rejected requests."""
+    if row["key_id"] is not None:  # only a release decrypts it
         return row | {"body": None, "redacted": None}
     shown = office.shown(row | {"deliveries": []})
     del shown["deliveries"]
@@ -126,7 +125,7 @@ def _readable(row: dict[str, Any], *, with_body: bool) -> RejectedDetail:
     return detail
 
 
-async def _release(office: Office, params: ReleaseParams) -> Page[ReleasedRow]:
+async def _release(office: OperationContext, params: ReleaseParams) -> Page[ReleasedRow]:
     if (params.ids is None) == (not params.all):
         raise CommandFailed("found neither ids nor all, or both; expected one of them")
     check_route(office.project, params.to_route)
@@ -135,7 +134,7 @@ async def _release(office: Office, params: ReleaseParams) -> Page[ReleasedRow]:
     return {"items": rows, "next": after}
 
 
-async def _which(office: Office, params: ReleaseParams) -> tuple[list[int], str | None]:
+async def _which(office: OperationContext, params: ReleaseParams) -> tuple[list[int], str | None]:
     if params.ids is not None:
         return list(dict.fromkeys(params.ids)), None
     [mark] = PLACE.read(params.after)
@@ -145,10 +144,12 @@ async def _which(office: Office, params: ReleaseParams) -> tuple[list[int], str 
 
 
 async def _release_each(
-    office: Office, params: ReleaseParams, ids: Sequence[int]
+    office: OperationContext, params: ReleaseParams, ids: Sequence[int]
 ) -> list[Released]:
     accepted: list[int] = []
-    async with claiming(database_url(office.settings), accepted) as claimer:
+    async with claiming(
+        database_url(office.settings), accepted, ClaimCodec(office.encryption)
+    ) as claimer:
         releaser = Releaser(
             project=office.project,
             secrets=load_secrets(office.settings, office.project.config),
@@ -157,14 +158,14 @@ async def _release_each(
             to_route=params.to_route,
             dry_run=params.dry_run,
             claimer=claimer,
-            vault=office.vault,
+            encryption=office.encryption,
         )
         try:
             async with office.session() as session:
                 return [await releaser.release(session, id) for id in ids]
         finally:
             await office.wake(accepted)
-            await releaser.tallies.flush(office.ledger)
+            await releaser.stats.flush(office.ledger)
             if not params.dry_run:
                 await releaser.uses.flush(office.ledger)
 

@@ -1,23 +1,19 @@
-"""Puts what is encrypted under the first key."""
+"""Re-encrypt stored data under the first key."""
 
 import asyncio
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.parameters import INTEGER, Cursor, Text
 from gateway.api.shapes import RekeyedAnswer
-from gateway.api.values import INTEGER, Text
-from gateway.errors import NotFound
-from gateway.ledger.queries import QUERIES
+from gateway.base.errors import NotFound
+from gateway.ledger.connection import QUERIES
+from gateway.ledger.encryption import EncryptionKeys
 from gateway.ledger.rekeying import count_keys
-from gateway.ledger.sealed import Vault
-from gateway.operate.keys import key_states
-from gateway.operate.rekey import Place, rekey
-from gateway.spool.look import look_at
-from gateway.spool.spool import SPOOL_DIRECTORY
+from gateway.operations.encryption import RekeyCursor, key_states, rekey
+from gateway.receive.spool.spool import SPOOL_DIRECTORY, look_at
 
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 Kinds = Literal["events", "attempts", "effects", "rejected", "past"]
@@ -26,7 +22,7 @@ MOST: Final = 10_000
 
 
 class RekeyParams(Params):
-    """Of which route, how much at once, and which piece."""
+    """The route, the batch limit and the cursor of a rekey."""
 
     route: Annotated[Text | None, Field(description="Only of this route.")] = None
     limit: Annotated[
@@ -40,16 +36,16 @@ class RekeyParams(Params):
     ] = None
 
 
-async def _rekey(office: Office, params: RekeyParams) -> RekeyedAnswer:
-    vault = office.vault
+async def _rekey(office: OperationContext, params: RekeyParams) -> RekeyedAnswer:
+    encryption = office.encryption
     _check(office, params.route)
     place = None
     if params.after is None:
-        await _begin(office, params, vault)
+        await _begin(office, params, encryption)
     else:
-        place = Place(*PLACE.place(params.after))
+        place = RekeyCursor(*PLACE.place(params.after))
     async with office.session() as ledger:
-        done, place = await rekey(ledger, vault, place, route=params.route, limit=params.limit)
+        done, place = await rekey(ledger, encryption, place, route=params.route, limit=params.limit)
     stock = await asyncio.to_thread(look_at, office.settings.data_dir / SPOOL_DIRECTORY)
     return {
         "events": done.events,
@@ -59,20 +55,20 @@ async def _rekey(office: Office, params: RekeyParams) -> RekeyedAnswer:
         "past": done.past,
         "busy": done.busy,
         "broken": list(done.broken),
-        "keys": key_states(await count_keys(office.ledger), vault.ring, stock.keys),
+        "keys": key_states(await count_keys(office.ledger), encryption.ring, stock.keys),
         "next": None if place is None else PLACE.write(place),
     }
 
 
-def _check(office: Office, route: str | None) -> None:
+def _check(office: OperationContext, route: str | None) -> None:
     names = {known.name for known in office.config.routes}
     if route is not None and route not in names:
         raise NotFound(f"there is no route {route!r}")
 
 
-async def _begin(office: Office, params: RekeyParams, vault: Vault) -> None:
+async def _begin(office: OperationContext, params: RekeyParams, encryption: EncryptionKeys) -> None:
     await office.ledger.execute(QUERIES["note_rekey"], office.actor, params.route, params.reason)
-    encrypted = vault.routes if params.route is None else vault.routes & {params.route}
+    encrypted = encryption.routes if params.route is None else encryption.routes & {params.route}
     await office.ledger.execute(QUERIES["silence_alerts"], sorted(encrypted))
 
 

@@ -1,4 +1,4 @@
-"""What is forgotten: what is past its retention, and what a person wants erased."""
+"""Delete data that is past its retention, and erase data of a subject on request."""
 
 import asyncio
 from dataclasses import asdict
@@ -6,18 +6,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.api.office import Office
-from gateway.api.operation import Operation, Params
-from gateway.api.paging import Cursor
+from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.parameters import Cursor, Id, Text
 from gateway.api.shapes import ErasedAnswer, PrunedAnswer
-from gateway.api.values import Id, Text
-from gateway.errors import CommandFailed
-from gateway.ledger.retention import Place
-from gateway.notation.moments import UtcTime
-from gateway.operate.erase import Subject, count_to_erase, erase
-from gateway.operate.prune import count_to_prune, list_left_alone, prune
-from gateway.spool.look import look_at
-from gateway.spool.spool import SPOOL_DIRECTORY
+from gateway.base.errors import CommandFailed
+from gateway.base.times import UtcTime
+from gateway.ledger.retention import PruneCursor
+from gateway.operations.retention import (
+    ErasureSubject,
+    count_to_erase,
+    count_to_prune,
+    erase,
+    list_left_alone,
+    prune,
+)
+from gateway.receive.spool.spool import SPOOL_DIRECTORY, look_at
 
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
 Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -33,14 +36,14 @@ After = Annotated[
 
 
 class PruneParams(Params):
-    """Which piece of a prune."""
+    """Dry run and cursor of a prune."""
 
     dry_run: DryRun = False
     after: After = None
 
 
 class EraseParams(Params):
-    """Whose events, why, and which piece of them."""
+    """The events to erase, the reason, and the cursor."""
 
     account: Annotated[Text | None, Field(description="All events of this account.")] = None
     event_id: Annotated[Id | None, Field(description="Or this one event.")] = None
@@ -52,12 +55,12 @@ class EraseParams(Params):
     after: After = None
 
 
-async def _prune(office: Office, params: PruneParams) -> PrunedAnswer:
+async def _prune(office: OperationContext, params: PruneParams) -> PrunedAnswer:
     retention, audit = office.project.config.retention, office.settings.audit_retention
     place = None
     if params.after is not None:
         marks, turn, idle = PRUNED_TO.place(params.after)
-        place = Place(marks=marks, turn=turn, idle=idle)
+        place = PruneCursor(marks=marks, turn=turn, idle=idle)
     async with office.session() as ledger:
         work = count_to_prune if params.dry_run else prune
         pruned, place = await work(ledger, retention, audit, place)
@@ -71,8 +74,8 @@ async def _prune(office: Office, params: PruneParams) -> PrunedAnswer:
     return answer
 
 
-async def _erase(office: Office, params: EraseParams) -> ErasedAnswer:
-    subject = Subject(account=params.account, event_id=params.event_id, route=params.route)
+async def _erase(office: OperationContext, params: EraseParams) -> ErasedAnswer:
+    subject = ErasureSubject(account=params.account, event_id=params.event_id, route=params.route)
     after = None if params.after is None else ERASED_TO.place(params.after)
     async with office.session() as ledger:
         if params.dry_run:

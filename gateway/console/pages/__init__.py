@@ -1,4 +1,4 @@
-"""The pages of the console, and the orders that their forms give."""
+"""The pages of the console, and the actions of their forms."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -32,9 +32,9 @@ from gateway.console.pages.rejected import (
 )
 from gateway.console.pages.routes import send_test, show_routes
 from gateway.console.pages.system import show_doctor, show_system
-from gateway.console.visit import Visit
+from gateway.console.request import ConsoleRequest
 
-Page = Callable[[Visit], Awaitable[Response]]
+Page = Callable[[ConsoleRequest], Awaitable[Response]]
 
 PAGES: Final[Mapping[str, Page]] = {
     "/": show_overview,

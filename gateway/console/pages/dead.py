@@ -1,4 +1,4 @@
-"""Dead letters: by what they died of, and what to do about them."""
+"""Dead letters: list them grouped by cause, replay and discard them."""
 
 import re
 from collections.abc import Mapping
@@ -12,26 +12,26 @@ from starlette.responses import Response
 from gateway.api.operations.dead import CAUSES, DEAD, DeadFilter
 from gateway.api.operations.events import DISCARD, REPLAY
 from gateway.api.operations.orders import BEGIN_ORDER
-from gateway.console.visit import PREFIX, Visit, back_to, read_params
-from gateway.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
+from gateway.base.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
+from gateway.console.request import PREFIX, ConsoleRequest, back_to, read_params
 from gateway.ledger.bulk import read_clock
 from gateway.ledger.filter import Filter
-from gateway.operate.bulk import Count, count_dead, count_dead_effects
+from gateway.operations.bulk import Count, count_dead, count_dead_effects
 
 FILTERS: Final = ("route", "handler", "cause", "error", "type", "account", "since", "until")
 COUNTABLE: Final = frozenset({"route", "handler", "cause"})
-"""By which dead letters are counted without looking at each of them."""
+"""Filters for which dead letters are counted per group, without reading each row."""
 
 PER_PAGE: Final = 50
 CAUSES_SHOWN: Final = 20
 LOOKED_AT: Final = 5_000
-"""Of dead letters, to count those that match before it is asked whether that is meant."""
+"""Maximum number of dead letters that are read to count the matches for a confirmation page."""
 
 DONE: Final = {"replay": "run again", "discard": "discarded"}
 
 
-async def show_dead(visit: Visit) -> Response:
-    """By what they died of, then the newest."""
+async def show_dead(visit: ConsoleRequest) -> Response:
+    """Show dead letters: first the causes, then the newest ones."""
     query = visit.query
     filters: dict[str, str] = {name: query[name] for name in FILTERS if name in query}
     page = await visit.ask(DEAD, **filters, after=query.get("after"), limit=PER_PAGE)
@@ -45,7 +45,7 @@ async def show_dead(visit: Visit) -> Response:
         per_page=PER_PAGE,
         causes_shown=CAUSES_SHOWN,
         filters=filters,
-        routes=visit.office.project.config.routes,
+        routes=visit.project.config.routes,
         all_that_match=urlencode(filters),
     )
 
@@ -55,22 +55,23 @@ def _countable(filters: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_countable(filters: Mapping[str, str]) -> bool:
-    """Whether it is known how many match, without looking at each of them."""
+    """Whether the matches can be counted without reading each row."""
     return filters.keys() <= COUNTABLE
 
 
-async def show_all(visit: Visit) -> Response:
-    """What an order for everything that matches would do, counted before it is given."""
+async def show_all(visit: ConsoleRequest) -> Response:
+    """Show the effect of an action on all matches, for confirmation."""
     query = visit.query
     action = query.get("action", "")
     if action not in DONE:
         raise BadRequest(f"action: found {action!r}; expected replay or discard")
-    # Times as they are now: "two hours ago" is another moment once the order is given.
+    # Resolve relative times now: "two hours ago" would be a different time when the form is sent.
     chosen = read_params(DeadFilter, {name: query.get(name) for name in FILTERS}).filter
     as_of = await read_clock(visit.office.ledger, None)
     count = await _count(visit, chosen, as_of)
     if action == "replay" and count.is_whole and count.total <= LOOKED_AT:
-        effects = await count_dead_effects(visit.office.ledger, chosen, as_of)
+        known = chosen.identified(await visit.office.read_names())
+        effects = await count_dead_effects(visit.office.ledger, known, as_of)
         count = replace(count, effects=effects)
     return visit.page(
         "dead_all.html",
@@ -85,17 +86,25 @@ async def show_all(visit: Visit) -> Response:
     )
 
 
-async def _count(visit: Visit, chosen: Filter, as_of: datetime) -> Count:
-    """Exact where the sweep has told causes apart, or there are not too many to look at."""
+async def _count(visit: ConsoleRequest, chosen: Filter, as_of: datetime) -> Count:
+    """Count the matches.
+
+    Exact if the sweep has assigned groups, or if there are few enough to read.
+    """
     if not _is_countable(chosen.given):
-        ledger = visit.office.ledger
-        return await count_dead(ledger, chosen, as_of, CAUSES_SHOWN, look_at=LOOKED_AT)
+        ledger, names = visit.office.ledger, await visit.office.read_names()
+        known = chosen.identified(names)
+        count = await count_dead(ledger, known, as_of, CAUSES_SHOWN, look_at=LOOKED_AT)
+        return replace(count, groups=names.labelled(count.groups))
     died = await visit.ask(CAUSES, **chosen.given, limit=CAUSES_SHOWN)
     return Count(total=died["total"], groups=died["causes"])
 
 
-async def order_all(visit: Visit) -> Response:
-    """The order itself; it goes on after the answer, and its page shows how far it has come."""
+async def order_all(visit: ConsoleRequest) -> Response:
+    """Start the bulk operation.
+
+    It continues after the response, and its page shows the progress.
+    """
     form, query = dict(await visit.form()), visit.query
     chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
     rate = read_rate(form.get("rate", "").strip())
@@ -109,14 +118,14 @@ async def order_all(visit: Visit) -> Response:
 
 
 def read_rate(text: str) -> int | None:
-    """Read a pace. Raise BadRequest if it is no number: none at all means as fast as possible."""
+    """Read a rate. Empty means as fast as possible. Raises BadRequest if it is not a number."""
     if text and not re.fullmatch("[0-9]{1,9}", text):
         raise BadRequest(f"at most so many a second: found {text[:50]!r}; expected a number")
     return int(text) if text else None
 
 
-async def order_ticked(visit: Visit) -> Response:
-    """Of the rows that were ticked, one by one: what may not be done is told."""
+async def order_ticked(visit: ConsoleRequest) -> Response:
+    """Apply an action to the selected rows one by one, and report the rejected ones."""
     fields = await visit.form()
     form = dict(fields)
     ids = [value for name, value in fields if name == "delivery"]
@@ -125,7 +134,7 @@ async def order_ticked(visit: Visit) -> Response:
     return back_to(visit.came_from, await _each(visit, form, ids))
 
 
-async def _each(visit: Visit, form: Mapping[str, str], ids: list[str]) -> str:
+async def _each(visit: ConsoleRequest, form: Mapping[str, str], ids: list[str]) -> str:
     action = form.get("action", "")
     if action not in DONE:
         raise BadRequest(f"action: found {action!r}; expected replay or discard")

@@ -1,4 +1,4 @@
-"""Effects of unknown outcome: which, and making them again or counting them as done."""
+"""Effects with an unknown outcome: list them, run them again or confirm them as done."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,9 +14,9 @@ from gateway.api.operations.effects import (
     RETRY_EFFECTS,
     EffectsFilter,
 )
+from gateway.base.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
 from gateway.console.pages.dead import read_rate
-from gateway.console.visit import PREFIX, Visit, back_to, read_params
-from gateway.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
+from gateway.console.request import PREFIX, ConsoleRequest, back_to, read_params
 
 FILTERS: Final = ("route", "handler", "effect", "error", "type", "account", "since", "until")
 PER_PAGE: Final = 50
@@ -24,8 +24,8 @@ GROUPS_SHOWN: Final = 20
 DONE: Final = {"retry": "to be made again", "confirm": "confirmed as done"}
 
 
-async def show_effects(visit: Visit) -> Response:
-    """Counted by handler, name and error, then the newest."""
+async def show_effects(visit: ConsoleRequest) -> Response:
+    """Show the effects: first the counts by handler, name and error, then the newest ones."""
     query = visit.query
     filters: dict[str, str] = {name: query[name] for name in FILTERS if name in query}
     page = await visit.ask(EFFECTS, **filters, after=query.get("after"), limit=PER_PAGE)
@@ -38,16 +38,16 @@ async def show_effects(visit: Visit) -> Response:
         per_page=PER_PAGE,
         groups_shown=GROUPS_SHOWN,
         filters=filters,
-        routes=visit.office.project.config.routes,
+        routes=visit.project.config.routes,
         all_that_match=urlencode(filters),
     )
 
 
-async def show_all_effects(visit: Visit) -> Response:
-    """Count what matches, before anything is done."""
+async def show_all_effects(visit: ConsoleRequest) -> Response:
+    """Count the matches for a confirmation page."""
     query = visit.query
     action = _action(query)
-    # Times as they are now: "two hours ago" is another moment once the order is given.
+    # Resolve relative times now: "two hours ago" would be a different time when the form is sent.
     chosen = read_params(EffectsFilter, {name: query.get(name) for name in FILTERS}).filter
     count = await visit.ask(RESOLVE_ALL_EFFECTS, **chosen.given, action=action, dry_run=True)
     as_of = count["as_of"].isoformat()
@@ -61,8 +61,11 @@ async def show_all_effects(visit: Visit) -> Response:
     )
 
 
-async def resolve_all_effects(visit: Visit) -> Response:
-    """Begin the order; it goes on after the answer, and its page shows how far it has come."""
+async def resolve_all_effects(visit: ConsoleRequest) -> Response:
+    """Start the bulk operation.
+
+    It continues after the response, and its page shows the progress.
+    """
     form, query = dict(await visit.form()), visit.query
     chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
     rate = read_rate(form.get("rate", "").strip())
@@ -72,8 +75,8 @@ async def resolve_all_effects(visit: Visit) -> Response:
     return back_to(f"{PREFIX}/orders/{ordered['order']['order_id']}")
 
 
-async def resolve_ticked_effects(visit: Visit) -> Response:
-    """Resolve the rows that were ticked, one by one, and say which were refused."""
+async def resolve_ticked_effects(visit: ConsoleRequest) -> Response:
+    """Resolve the selected rows one by one, and report the rejected ones."""
     fields = await visit.form()
     form = dict(fields)
     chosen = [value.partition(" ") for name, value in fields if name == "effect"]
@@ -90,15 +93,17 @@ async def resolve_ticked_effects(visit: Visit) -> Response:
     return back_to(visit.came_from, notice)
 
 
-async def resolve_effect(visit: Visit) -> Response:
-    """Resolve one effect, by the form beside it on the page of its event."""
+async def resolve_effect(visit: ConsoleRequest) -> Response:
+    """Resolve one effect, from its form on the event's page."""
     form = dict(await visit.form())
     effect = visit.query.get("effect", "")
     await _resolve(visit, form, visit.path("delivery_id"), effect)
     return back_to(visit.came_from, f"{effect}: {DONE[_action(form)]}.")
 
 
-async def _resolve(visit: Visit, form: Mapping[str, str], delivery_id: str, effect: str) -> None:
+async def _resolve(
+    visit: ConsoleRequest, form: Mapping[str, str], delivery_id: str, effect: str
+) -> None:
     operation = RETRY_EFFECTS if _action(form) == "retry" else CONFIRM_EFFECTS
     await visit.ask(operation, delivery_id=delivery_id, effect=effect, reason=form.get("reason"))
 

@@ -1,4 +1,4 @@
-"""Events: the list, and one of them with all that happened to it."""
+"""Events: the list, and one event with its history."""
 
 import re
 from typing import Any, Final
@@ -10,30 +10,29 @@ from starlette.responses import Response
 
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
 from gateway.api.shapes import DeliveryDetail, EventDetail
-from gateway.console.curl import as_curl
-from gateway.console.tree import draw_tree
-from gateway.console.visit import PREFIX, Visit, back_to
-from gateway.errors import CommandFailed, NotFound
-from gateway.model import Status, payload_bytes
-from gateway.notation.quantities import format_duration
-from gateway.operate.bulk import effects_report
-from gateway.operate.record import record
-from gateway.routes import Route
-from gateway.samples import dump_recorded
+from gateway.base.errors import CommandFailed, NotFound
+from gateway.base.model import Status, payload_bytes
+from gateway.base.units import format_duration
+from gateway.config.routes import Route
+from gateway.console.event_view import as_curl, draw_tree
+from gateway.console.request import PREFIX, ConsoleRequest, back_to
+from gateway.operations.bulk import effects_report
+from gateway.operations.record import record
+from gateway.providers.samples import dump_recorded
 
 FILTERS: Final = ("route", "type", "status", "handler", "account", "object", "since", "until")
 PER_PAGE: Final = 50
 LONGEST_SHOWN: Final = 256 * 1024
-"""Of a body, on a page: the rest can be had with `gateway show --body`."""
+"""Maximum number of characters of a body on a page. `gateway show --body` prints all of it."""
 
 LARGEST_PARSED: Final = 1024 * 1024
-"""The senders wait while a body is read as JSON: it is the same process."""
+"""Maximum size of a body that is parsed here. Senders wait meanwhile, as it is the same process."""
 
 LONGEST_NAME: Final = 100
 
 
-async def show_events(visit: Visit) -> Response:
-    """The newest first; whoever knows an id gets to its event at once."""
+async def show_events(visit: ConsoleRequest) -> Response:
+    """Show the newest events first. A search for an id leads directly to its event."""
     query = visit.query
     if "q" in query:
         return await _search(visit, query["q"].strip())
@@ -45,13 +44,13 @@ async def show_events(visit: Visit) -> Response:
         rows=page["items"],
         next=page["next"],
         filters=filters,
-        routes=visit.office.project.config.routes,
+        routes=visit.project.config.routes,
         statuses=list(Status),
         per_page=PER_PAGE,
     )
 
 
-async def _search(visit: Visit, text: str) -> Response:
+async def _search(visit: ConsoleRequest, text: str) -> Response:
     try:
         found = await visit.ask(SHOW, id=text)
     except NotFound:
@@ -65,24 +64,28 @@ async def _search(visit: Visit, text: str) -> Response:
 
 
 def event_path(route: str, event_id: str) -> str:
-    """Ids are opaque, slashes and all: they stand in the query."""
+    """Return the path of an event's page.
+
+    The id is in the query, because it may contain slashes.
+    """
     return f"{PREFIX}/event?{urlencode({'route': route, 'id': event_id})}"
 
 
-async def _event(visit: Visit) -> EventDetail:
+async def _event(visit: ConsoleRequest) -> EventDetail:
     query = visit.query
     found = await visit.ask(SHOW, id=query.get("id"), route=query.get("route"))
     return found[0]
 
 
-async def show_event(visit: Visit) -> Response:
-    """One event."""
+async def show_event(visit: ConsoleRequest) -> Response:
     return _event_page(visit, await _event(visit))
 
 
-async def reveal_event(visit: Visit) -> Response:
-    """One event of an encrypted route with what is in it: asked for by a form, so that no link and
-    no browser's history does it, and on record."""
+async def reveal_event(visit: ConsoleRequest) -> Response:
+    """Show the content of one event of an encrypted route, and record it in the audit log.
+
+    It takes a form, so that no link and no browser history can trigger it.
+    """
     form, query = dict(await visit.form()), visit.query
     found = await visit.ask(
         REVEAL, id=query.get("id"), route=query.get("route"), reason=form.get("reason")
@@ -90,7 +93,9 @@ async def reveal_event(visit: Visit) -> Response:
     return _event_page(visit, found[0], is_revealed=True)
 
 
-def _event_page(visit: Visit, event: EventDetail, *, is_revealed: bool = False) -> Response:
+def _event_page(
+    visit: ConsoleRequest, event: EventDetail, *, is_revealed: bool = False
+) -> Response:
     body = event["body"]
     tree, instead = _tree(event)
     route = _route(visit, event)
@@ -111,28 +116,28 @@ def _event_page(visit: Visit, event: EventDetail, *, is_revealed: bool = False) 
     )
 
 
-def _route(visit: Visit, event: EventDetail) -> Route | None:
-    """None where the file has it no more."""
-    doors = visit.office.project.config.doors
+def _route(visit: ConsoleRequest, event: EventDetail) -> Route | None:
+    """Return the route of an event, or None if it is no longer configured."""
+    doors = visit.project.config.doors
     return next((route for route in doors if route.name == event["route"]), None)
 
 
 def _scheme(route: Route | None, event: EventDetail) -> str | None:
-    """How its sender signs, as far as the route is still the same."""
+    """Describe the signature scheme, if the route still has the same provider."""
     if route is None or route.provider.name != event["provider"]:
         return None
     return None if route.provider.facts is None else route.provider.facts.scheme
 
 
 def _good_for(route: Route | None, event: EventDetail) -> str | None:
-    """How long the time that was signed is taken; None where none was."""
+    """Return how long the signed timestamp is accepted, or None if no time was signed."""
     if route is None or route.tolerance is None or event["clock_s"] is None:
         return None
     return format_duration(route.tolerance)
 
 
 def _timeline(delivery: DeliveryDetail) -> list[tuple[str, Any]]:
-    """Runs, outside effects and what people did, in the order in which it happened."""
+    """Return attempts, external effects and audit entries in chronological order."""
     happened = [
         *(("run", attempt["started_at"], attempt) for attempt in delivery["attempt_log"]),
         *(("effect", effect["begun_at"], effect) for effect in delivery["effects"]),
@@ -142,8 +147,8 @@ def _timeline(delivery: DeliveryDetail) -> list[tuple[str, Any]]:
     return [(kind, what) for kind, _, what in happened]
 
 
-async def save_event(visit: Visit) -> Response:
-    """A file for tests and rehearsals, as `gateway show --save` writes it."""
+async def save_event(visit: ConsoleRequest) -> Response:
+    """Return a file for tests and rehearsals, in the format of `gateway show --save`."""
     event: dict[str, Any] = {**(await _event(visit))}
     if event["body_base64"] is not None:
         raise CommandFailed("the payload is not JSON: save its bytes with `gateway show --body`")
@@ -156,7 +161,7 @@ async def save_event(visit: Visit) -> Response:
 
 
 def _tree(event: EventDetail) -> tuple[Markup | None, str]:
-    """The body as a tree, or else why there is none."""
+    """Return the body as a tree, or None and the reason."""
     if event["body"] is None or event["body_base64"] is not None:
         return None, "These bytes are no text."
     if len(event["body"]) > LARGEST_PARSED:
@@ -168,8 +173,11 @@ def _tree(event: EventDetail) -> tuple[Markup | None, str]:
     return draw_tree(document), "Too large to be shown as a tree."
 
 
-def _curl(visit: Visit, route: Route | None, event: EventDetail) -> str | None:
-    """The request as it came, for a shell: what signs a time is refused once that is old."""
+def _curl(visit: ConsoleRequest, route: Route | None, event: EventDetail) -> str | None:
+    """Return the original request as a curl command.
+
+    A request with a signed timestamp is rejected once the timestamp is older than the tolerance.
+    """
     if event["body"] is None or event["body_base64"] is not None or route is None:
         return None
     if len(event["body"]) > LONGEST_SHOWN or event["redacted"] is not None:
@@ -179,8 +187,8 @@ def _curl(visit: Visit, route: Route | None, event: EventDetail) -> str | None:
     return as_curl(base + route.path, event["headers"] or {}, event["body"])
 
 
-async def replay_delivery(visit: Visit) -> Response:
-    """The form beside a delivery."""
+async def replay_delivery(visit: ConsoleRequest) -> Response:
+    """Replay a delivery, from its form on the event's page."""
     form = dict(await visit.form())
     id = visit.path("delivery_id")
     effects = form.get("effects", "keep")
@@ -189,8 +197,8 @@ async def replay_delivery(visit: Visit) -> Response:
     return back_to(visit.came_from, f"Delivery {id} runs again{report}.")
 
 
-async def discard_delivery(visit: Visit) -> Response:
-    """The other form beside a delivery."""
+async def discard_delivery(visit: ConsoleRequest) -> Response:
+    """Discard a delivery, from its form on the event's page."""
     form = dict(await visit.form())
     id = visit.path("delivery_id")
     await visit.ask(DISCARD, delivery_id=id, reason=form.get("reason"))

@@ -1,18 +1,18 @@
-"""Handlers: what they do, how they fare, and whether they may run."""
+"""Handlers: their state and statistics, pause and resume."""
 
 from starlette.responses import Response
 
+from gateway.api.operations.health import STATUS
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
-from gateway.api.operations.status import STATUS
-from gateway.console.visit import PREFIX, Visit, back_to
-from gateway.notation.quantities import format_count
+from gateway.base.units import format_count
+from gateway.console.request import PREFIX, ConsoleRequest, back_to
 
 
-async def show_handlers(visit: Visit) -> Response:
-    """All that the project has, and those of which only the ledger still knows."""
+async def show_handlers(visit: ConsoleRequest) -> Response:
+    """Show the handlers of the project, and handlers that only the ledger still has."""
     status = await visit.ask(STATUS)
     known = {(state["route"], state["handler"]): state for state in status["handlers"]}
-    subscribed = {s.key: s for s in visit.office.project.registry.subscriptions}
+    subscribed = {s.key: s for s in visit.project.registry.subscriptions}
     pauses = await visit.ask(PAUSES)
     return visit.page(
         "handlers.html",
@@ -22,12 +22,12 @@ async def show_handlers(visit: Visit) -> Response:
         known=known,
         subscribed=subscribed,
         pauses={(pause["route"], pause["handler"]): pause for pause in pauses},
-        routes=visit.office.project.config.routes,
+        routes=visit.project.config.routes,
     )
 
 
-async def pause_handler(visit: Visit) -> Response:
-    """One handler, or all of a route."""
+async def pause_handler(visit: ConsoleRequest) -> Response:
+    """Pause one handler, or all handlers of a route."""
     form, query = dict(await visit.form()), visit.query
     route, handler = query.get("route"), query.get("handler")
     paused = await visit.ask(PAUSE, route=route, handler=handler, reason=form.get("reason"))
@@ -36,8 +36,8 @@ async def pause_handler(visit: Visit) -> Response:
     return back_to(f"{PREFIX}/handlers", notice)
 
 
-async def resume_handler(visit: Visit) -> Response:
-    """The end of a pause."""
+async def resume_handler(visit: ConsoleRequest) -> Response:
+    """Resume a handler or a route."""
     route, handler = visit.query.get("route"), visit.query.get("handler")
     resumed = await visit.ask(RESUME, route=route, handler=handler)
     waiting = format_count(resumed["waiting"], "delivery waits", "deliveries wait")

@@ -1,29 +1,29 @@
-"""Orders for everything that matched: how far they have come, to be stopped and gone on with."""
+"""Bulk operations: their progress, stop and resume."""
 
 from typing import Final
 
 from starlette.responses import Response
 
 from gateway.api.operations.orders import ORDERS, RESUME_ORDER, SHOW_ORDER, STOP_ORDER
-from gateway.console.visit import PREFIX, Visit, back_to
+from gateway.console.request import PREFIX, ConsoleRequest, back_to
 
 PER_PAGE: Final = 50
 
 
-async def show_orders(visit: Visit) -> Response:
-    """The newest first."""
+async def show_orders(visit: ConsoleRequest) -> Response:
+    """Show the bulk operations, newest first."""
     page = await visit.ask(ORDERS, after=visit.query.get("after"), limit=PER_PAGE)
     return visit.page("orders.html", title="Bulk orders", rows=page["items"], next=page["next"])
 
 
-async def show_order(visit: Visit) -> Response:
-    """One, with its bar."""
+async def show_order(visit: ConsoleRequest) -> Response:
+    """Show one bulk operation with its progress bar."""
     order = await visit.ask(SHOW_ORDER, order_id=visit.path("order_id"))
     return visit.page("order.html", title=f"Order {order['order_id']}", order=order)
 
 
-async def stop_order(visit: Visit) -> Response:
-    """After the step that it is at; what it did stays done."""
+async def stop_order(visit: ConsoleRequest) -> Response:
+    """Stop a bulk operation after its current step. Completed steps are not undone."""
     id = visit.path("order_id")
     form = dict(await visit.form())
     order = await visit.ask(STOP_ORDER, order_id=id, reason=form.get("reason"))
@@ -32,8 +32,8 @@ async def stop_order(visit: Visit) -> Response:
     return back_to(f"{PREFIX}/orders/{id}", notice)
 
 
-async def resume_order(visit: Visit) -> Response:
-    """From where it came to."""
+async def resume_order(visit: ConsoleRequest) -> Response:
+    """Resume a bulk operation at its cursor."""
     id = visit.path("order_id")
     form = dict(await visit.form())
     await visit.ask(RESUME_ORDER, order_id=id, reason=form.get("reason"))

@@ -1,4 +1,4 @@
-"""What needs attention first, and how it has been going."""
+"""The overview: problems that need attention first, then charts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from typing import Final
 
 from starlette.responses import Response
 
-from gateway.api.operations.status import STATUS
+from gateway.api.operations.health import STATUS
+from gateway.base.model import Outcome
 from gateway.console.charts import Chart, fill
 from gateway.console.pages.routes import sendable_types
-from gateway.console.visit import Visit
-from gateway.ledger.history import History, Span, read_history
-from gateway.model import Outcome
-from gateway.operate.status.report import HandlerState
+from gateway.console.request import ConsoleRequest
+from gateway.ledger.statistics import History, Span, read_history
+from gateway.operations.status.report import HandlerState
 
 SPANS: Final = {
     "1h": Span(length=timedelta(hours=1), step=timedelta(minutes=1)),
@@ -33,11 +33,10 @@ RUNS: Final = {
 }
 
 
-async def show_overview(visit: Visit) -> Response:
-    """The front page."""
+async def show_overview(visit: ConsoleRequest) -> Response:
     chosen = visit.query.get("span", "1h")
     span = SPANS.get(chosen, SPANS["1h"])
-    project = visit.office.project
+    project = visit.project
     status, history = await asyncio.gather(
         visit.ask(STATUS), read_history(visit.office.ledger, span)
     )

@@ -1,4 +1,4 @@
-"""Refused requests: why each was, and letting in what is right by now."""
+"""Rejected requests: their causes, and their release once they verify."""
 
 from collections import Counter
 from typing import Final
@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from gateway.api.operations.rejected import REJECTED, REJECTED_GROUPS, RELEASE, SHOW_REJECTED
 from gateway.api.shapes import ReleasedRow
+from gateway.base.errors import CommandFailed
 from gateway.console.pages.events import LONGEST_SHOWN
-from gateway.console.visit import Visit, back_to, read_id
-from gateway.errors import CommandFailed
+from gateway.console.request import ConsoleRequest, back_to, read_id
 
 FILTERS: Final = ("route", "code", "since")
 PER_PAGE: Final = 50
@@ -23,8 +23,8 @@ WORDS: Final = {
 }
 
 
-async def show_rejected(visit: Visit) -> Response:
-    """By cause, then the newest."""
+async def show_rejected(visit: ConsoleRequest) -> Response:
+    """Show the rejected requests: first the causes, then the newest ones."""
     query = visit.query
     filters: dict[str, str] = {name: query[name] for name in FILTERS if name in query}
     page = await visit.ask(REJECTED, **filters, after=query.get("after"), limit=PER_PAGE)
@@ -35,12 +35,12 @@ async def show_rejected(visit: Visit) -> Response:
         rows=page["items"],
         next=page["next"],
         filters=filters,
-        routes=visit.office.project.config.routes,
+        routes=visit.project.config.routes,
     )
 
 
-async def show_one_rejected(visit: Visit) -> Response:
-    """One of them; its body only where it is asked for."""
+async def show_one_rejected(visit: ConsoleRequest) -> Response:
+    """Show one rejected request. The body is only shown on request."""
     with_body = "body" in visit.query
     rejected = await visit.ask(SHOW_REJECTED, rejected_id=visit.path("id"), body=with_body)
     return visit.page(
@@ -49,12 +49,12 @@ async def show_one_rejected(visit: Visit) -> Response:
         rejected=rejected,
         with_body=with_body,
         body=None if rejected["body"] is None else rejected["body"][:LONGEST_SHOWN],
-        routes=visit.office.project.config.doors,
+        routes=visit.project.config.doors,
     )
 
 
-async def release_rejected(visit: Visit) -> Response:
-    """Those that were ticked, or all that match: verified again, as of when they came."""
+async def release_rejected(visit: ConsoleRequest) -> Response:
+    """Release the selected requests, or all matches. They are verified as of their arrival time."""
     fields = await visit.form()
     form = dict(fields)
     ids = [read_id(value) for name, value in fields if name == "id"]

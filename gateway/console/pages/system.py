@@ -1,4 +1,4 @@
-"""System: versions, settings, sizes, retention, and what the doctor says."""
+"""System: versions, settings, sizes, retention and the doctor's findings."""
 
 import platform
 from collections.abc import Mapping
@@ -8,20 +8,19 @@ from typing import Final
 from pydantic import SecretStr
 from starlette.responses import Response
 
-from gateway.api.operations.doctor import DOCTOR
-from gateway.api.operations.status import STATUS
-from gateway.console.visit import Visit
-from gateway.ledger.queries import QUERIES
-from gateway.notation.quantities import format_duration
-from gateway.operate.status.report import Status
-from gateway.settings import PREFIX, Settings
+from gateway.api.operations.health import DOCTOR, STATUS
+from gateway.base.units import format_duration
+from gateway.config.settings import PREFIX, Settings
+from gateway.console.request import ConsoleRequest
+from gateway.ledger.connection import QUERIES
+from gateway.operations.status.report import StatusReport
 
 HIDDEN: Final = "set (not shown)"
 LEVELS: Final = ("problem", "warning", "ok")
 
 
-async def show_system(visit: Visit) -> Response:
-    """What an answer to "which version, with which settings?" needs."""
+async def show_system(visit: ConsoleRequest) -> Response:
+    """Show versions and settings, such as a bug report needs."""
     status = await visit.ask(STATUS)
     return visit.page(
         "system.html",
@@ -32,20 +31,20 @@ async def show_system(visit: Visit) -> Response:
         settings=_settings(visit.office.settings),
         sizes=await visit.office.ledger.fetch(QUERIES["list_sizes"]),
         schedule=_schedule(visit, status),
-        routes=visit.office.project.config.routes,
+        routes=visit.project.config.routes,
         format_duration=format_duration,
     )
 
 
-async def show_doctor(visit: Visit) -> Response:
-    """Takes seconds: only when it is asked for. What is wrong comes first."""
+async def show_doctor(visit: ConsoleRequest) -> Response:
+    """Run the doctor, on request only because it takes seconds. Show problems first."""
     findings = await visit.ask(DOCTOR)
     findings.sort(key=lambda finding: LEVELS.index(finding["level"]))
     return visit.page("doctor.html", title="Doctor", findings=findings)
 
 
 def _settings(settings: Settings) -> list[tuple[str, str, str]]:
-    """Name, value as one would write it, and meaning: a secret's value is nowhere near the page."""
+    """Return name, value and description of each setting. Secret values are not included."""
     written = settings.model_dump(mode="json", exclude_none=True)
     return [
         (f"{PREFIX}{name.upper()}", _shown(settings, name, written), field.description or "")
@@ -58,8 +57,10 @@ def _shown(settings: Settings, name: str, written: Mapping[str, object]) -> str:
     return HIDDEN if is_secret else str(written.get(name, ""))
 
 
-def _schedule(visit: Visit, status: Status) -> list[tuple[str, timedelta, datetime | None]]:
-    """What runs by itself, how often, and when it last did."""
+def _schedule(
+    visit: ConsoleRequest, status: StatusReport
+) -> list[tuple[str, timedelta, datetime | None]]:
+    """Return the scheduled jobs, their interval and their last run."""
     settings = visit.office.settings
     last = {run["route"]: run["started_at"] for run in status["reconciles"]}
     return [
@@ -67,7 +68,7 @@ def _schedule(visit: Visit, status: Status) -> list[tuple[str, timedelta, dateti
         ("counts for charts and alerts (every process)", settings.sweep, None),
         *(
             (f"reconcile {route.name}", route.reconcile.every, last.get(route.name))
-            for route in visit.office.project.config.routes
+            for route in visit.project.config.routes
             if route.reconcile is not None and route.reconcile.every is not None
         ),
     ]

@@ -102,7 +102,7 @@ order by w.finished_at, w.id;
 -- name: replay_dead
 -- As replay, for those of an order that are still dead; what has lost its payload does not come back.
 -- In the order of their ids, so that two orders wait for each other and never in a circle. With $6 effects of unknown
--- outcome are forgotten, as by replay.
+-- outcome are ordered, as by replay.
 with kept as materialized (
     select i.id
     from unnest($1::bigint[]) as i (id)
@@ -125,22 +125,24 @@ with kept as materialized (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
     select $3, 'replay', id, route, event_id, $4, $5 from replayed
-), forgotten as (
-    delete from gateway.effects e
-    using replayed r
-    where $6 and e.delivery_id = r.id and e.status <> 'done'
+), ordered as (
+    update gateway.effects e set status = 'begun', unknown_at = coalesce(e.unknown_at, now())
+    from replayed r
+    where $6 and e.delivery_id = r.id and e.made_by is null
+      and (e.status = 'unknown' or e.status = 'begun' and e.unknown_at is null)
     returning e.delivery_id, e.name
 ), noted_effects as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason, order_id)
-    select $3, 'retry effect', r.id, r.route, r.event_id, f.name, $4, $5
-    from forgotten f
-    join replayed r on r.id = f.delivery_id
+    select $3, 'retry effect', r.id, r.route, r.event_id, o.name, $4, $5
+    from ordered o
+    join replayed r on r.id = o.delivery_id
 )
 select r.id, r.route, r.handler, r.order_key, f.kept as effects_kept, f.unknown as effects_unknown
 from kept
 left join replayed r using (id)
 cross join lateral (
-    select count(*) filter (where status = 'done') as kept, count(*) filter (where status <> 'done') as unknown
+    select count(*) filter (where status = 'done') as kept, count(*) filter (
+        where made_by is null and (status = 'unknown' or status = 'begun' and unknown_at is null)) as unknown
     from gateway.effects  -- as they were before this statement
     where delivery_id = r.id
 ) f
@@ -162,7 +164,8 @@ left join lateral (
     limit 1
 ) e on true
 cross join lateral (  -- as a plain join, it may be one with all effects
-    select count(*) filter (where status = 'done') as kept, count(*) filter (where status <> 'done') as unknown
+    select count(*) filter (where status = 'done') as kept, count(*) filter (
+        where made_by is null and (status = 'unknown' or status = 'begun' and unknown_at is null)) as unknown
     from gateway.effects
     where delivery_id = d.id
 ) f
@@ -189,6 +192,10 @@ with held as materialized (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
     select $3, 'discard', id, route, event_id, $4, $5 from discarded
+), listed as (  -- a retry that was ordered, and that nobody makes now
+    update gateway.effects e set status = 'unknown', unknown_at = now()
+    from discarded d
+    where e.delivery_id = d.id and e.status = 'begun' and e.unknown_at is not null
 )
 select d.id, d.route, d.handler, d.order_key
 from unnest($1::bigint[]) as i (id)
@@ -211,6 +218,26 @@ where e.route = any ($1::text[])
        where d.route = e.route and d.event_id = e.event_id and d.handler = $2 limit 1) is null
 group by e.route, e.type
 order by count desc, e.route, e.type;
+
+-- name: count_done_by_others
+-- Of the events that count_undelivered counts: how many which other handler has done, by type (processed_events_newest,
+-- deliveries_route_event_id_handler_key).
+select e.route, e.type, d.handler, count(*) as count
+from gateway.processed_events e
+cross join lateral (  -- as a plain join, it may be one with all deliveries
+    select handler from gateway.deliveries
+    where route = e.route and event_id = e.event_id and status || '' = 'done'
+    limit 1000
+) d
+where e.route = any ($1::text[])
+  and e.received_at >= $3 and e.received_at < coalesce($4, timestamptz 'infinity')
+  and e.received_at <= $5
+  and coalesce(e.type like $6, true)
+  and coalesce(e.account = $7, $7 is null)
+  and (select true from gateway.deliveries d
+       where d.route = e.route and d.event_id = e.event_id and d.handler = $2 limit 1) is null
+group by e.route, e.type, d.handler
+order by e.route, e.type, d.handler;
 
 -- name: walk_events
 -- Walks on from a mark through what was received before an order began (processed_events_newest),

@@ -48,28 +48,119 @@ where route = $1 and handler = $2 and key = $3 and delivery_id = $4 and token = 
 returning true;
 
 -- name: begin_effect
--- Under the current lease only. Begins the effect, or with $4 begins it again if its outcome is unknown. Without $4 an
--- effect that was begun before becomes unknown: this run goes on without it.
+-- Under the current lease only. Begins the effect. One that was begun before and has no known outcome is begun again if $4 or
+-- if a person has ordered that (retry_effects), and else stays as it is. $5 is the key of one that is once per key.
 with held as (
     select id from gateway.deliveries where id = $1 and lease_token = $2 for share
 ), begun as (
-    insert into gateway.effects as e (delivery_id, name, token)
-    select id, $3, $2 from held
+    insert into gateway.effects as e (delivery_id, name, token, key)
+    select id, $3, $2, $5 from held
     on conflict (delivery_id, name) do update
-    set token = case when $4 then excluded.token else e.token end,
-        calls = e.calls + case when $4 then 1 else 0 end,
-        begun_at = case when $4 then now() else e.begun_at end,
-        status = case when $4 then 'begun' else 'unknown' end,
-        error = case when $4 then null else e.error end,
-        unknown_at = case when $4 then null else coalesce(e.unknown_at, now()) end
-    where e.status <> 'done'
-    returning status, begun_at, xmax = 0 or $4 as is_ours
+    set token = excluded.token, calls = e.calls + 1, begun_at = now(), status = 'begun', error = null, unknown_at = null
+    where ($4 or e.status = 'begun' and e.unknown_at is not null) and e.status <> 'done' and e.key is not distinct from excluded.key
+    returning status
 )
-select exists (select from held) as is_held, coalesce(b.is_ours, false) as is_begun,
-       coalesce(b.status, e.status) as status, e.result, e.sealed, coalesce(b.begun_at, e.begun_at) as begun_at
+select exists (select from held) as is_held, b.status is not null as is_begun,
+       e.status, e.result, e.sealed, e.begun_at, e.error,
+       e.status = 'begun' and e.unknown_at is not null as is_ordered,
+       e.key is distinct from $5 and e.delivery_id is not null as is_another
 from (values (1)) as one
 left join begun b on true
 left join gateway.effects e on e.delivery_id = $1 and e.name = $3;
+
+-- name: reserve_effect
+-- Under the current lease: this delivery has the effect of a key, unless one has it already (primary key). $6 is the key as
+-- it was before its route was encrypted. finished_at: the reservation outlives its run, and an erasure.
+with held as (
+    select id from gateway.deliveries where id = $4 and lease_token = $5 for share
+), reserved as (
+    insert into gateway.once_keys (route, handler, key, delivery_id, token, finished_at)
+    select $1, $2, $3, id, $5, now() from held
+    where not exists (
+        select from gateway.once_keys
+        where route = $1 and handler = $2 and key in (gateway.erased($3), $6, gateway.erased($6)))
+    on conflict do nothing
+)
+select exists (select from held);
+
+-- name: hold_effect_key
+-- Which delivery has the effect of a key: held against the others that want it (primary key). None: another one holds it, or
+-- forgets it, this very moment. One of before an erasure, or before the route was encrypted, comes first.
+select key, delivery_id
+from gateway.once_keys
+where route = $1 and handler = $2 and key in ($3, gateway.erased($3), $4, gateway.erased($4))
+order by key = $3
+limit 1
+for update skip locked;
+
+-- name: read_effect_of_key
+-- The effect of the delivery that has it ($1), held, and what this delivery ($2) has under its name (primary keys). A statement
+-- of its own: it must see what was committed before the key was held.
+select d.event_id, d.lease_token = e.token is true as is_running,
+       e.name, e.status, e.calls, e.error, e.begun_at, e.result, e.sealed, e.delivery_id,
+       e.status = 'begun' and e.unknown_at is not null as is_ordered,
+       e.name is null and exists (
+           select from gateway.effects
+           where delivery_id = $1 and name in ($3, gateway.erased($3), $4, gateway.erased($4))
+       ) as is_changing,
+       own.name as own_name, own.status as own_status, own.made_by as own_made_by,
+       own.result as own_result, own.sealed as own_sealed, own.key as own_key
+from (values (1)) as one
+left join gateway.deliveries d on d.id = $1
+left join lateral (
+    select * from gateway.effects
+    where delivery_id = $1 and name in ($3, gateway.erased($3), $4, gateway.erased($4))
+    order by name = $3 desc
+    limit 1
+    for update skip locked
+) e on true
+left join lateral (
+    select * from gateway.effects
+    where delivery_id = $2 and name in ($3, $4)
+    order by name = $3 desc
+    limit 1
+) own on true;
+
+-- name: take_effect_key
+-- The key is held: its effect is this delivery's now.
+update gateway.once_keys set delivery_id = $4, token = $5 where route = $1 and handler = $2 and key = $3;
+
+-- name: free_effect_key
+-- Takes back a reservation of this delivery (primary key).
+delete from gateway.once_keys where route = $1 and handler = $2 and key = $3 and delivery_id = $4;
+
+-- name: rename_effect
+-- A name of before the route was encrypted holds the key as it came (primary key).
+update gateway.effects set name = $3, key = $4 where delivery_id = $1 and name = $2;
+
+-- name: forget_effect_link
+-- What this delivery has of an effect that another one had, and has no more (primary key).
+delete from gateway.effects where delivery_id = $1 and name = $2 and made_by is not null;
+
+-- name: take_effect
+-- An effect of unknown outcome whose key is held: from the delivery that had it, which keeps a link, to this one, which calls
+-- again ($7), or goes on without its outcome and is listed for it when it completes.
+with former as (
+    update gateway.effects
+    set status = 'begun', made_by = $1, token = $2, error = null, unknown_at = null
+    where delivery_id = $5 and name = $6
+)
+insert into gateway.effects as e (delivery_id, name, key, token, status, calls, error, begun_at)
+values ($1, $3, $4, $2, 'begun', $8::integer + case when $7 then 1 else 0 end, case when $7 then null else $9::text end,
+        case when $7 then now() else $10::timestamptz end)
+on conflict (delivery_id, name) do update
+set token = excluded.token, status = 'begun', calls = excluded.calls, error = excluded.error,
+    begun_at = excluded.begun_at, unknown_at = null, made_by = null;
+
+-- name: link_effect
+-- Another delivery has made the call, with this result, or goes on without its outcome ($6 is false).
+insert into gateway.effects as e
+    (delivery_id, name, key, token, made_by, status, calls, begun_at, finished_at, result, sealed, key_id)
+values ($1, $3, $4, $2, $5, case when $6 then 'done' else 'begun' end, 0, $7, case when $6 then now() end, $8, $9, $10)
+on conflict (delivery_id, name) do update
+set token = excluded.token, made_by = excluded.made_by, status = excluded.status, calls = 0, error = null, unknown_at = null,
+    begun_at = excluded.begun_at, finished_at = excluded.finished_at, result = excluded.result, sealed = excluded.sealed,
+    key_id = excluded.key_id;
 
 -- name: finish_effect
 -- The call was done, with this result. Repeated if the answer to this statement got lost.
@@ -79,9 +170,26 @@ where delivery_id = $1 and name = $2 and token = $3
 returning true;
 
 -- name: release_effect
--- The call was not done. The row stays if an earlier call may have been done.
-delete from gateway.effects
-where delivery_id = $1 and name = $2 and token = $3 and status = 'begun' and calls = 1;
+-- The call was not done. The row stays if an earlier call may have been done; if a person had ordered this one ($8), it is as it
+-- was before, with the error of the earlier call ($9), and the next run calls. With the row goes its key, if it is once per key.
+with released as (
+    delete from gateway.effects
+    where delivery_id = $1 and name = $2 and token = $3 and status = 'begun' and unknown_at is null and calls = 1
+    returning delivery_id
+), restored as (
+    update gateway.effects
+    set calls = calls - 1, error = $9, unknown_at = now()
+    where $8 and delivery_id = $1 and name = $2 and token = $3 and status = 'begun' and unknown_at is null and calls > 1
+    returning delivery_id
+), freed as (
+    delete from gateway.once_keys o
+    using released r
+    where o.route = $4 and o.handler = $5 and o.key in ($6, gateway.erased($6), $7, gateway.erased($7))
+      and o.delivery_id = r.delivery_id
+)
+select true from released
+union all
+select true from restored;
 
 -- name: note_effect_error
 -- How a call ended whose outcome is unknown.
@@ -89,21 +197,27 @@ update gateway.effects set error = $4
 where delivery_id = $1 and name = $2 and token = $3 and status = 'begun';
 
 -- name: mark_effects_unknown
--- The handler caught the errors of these calls and has returned: its delivery completes without their outcomes.
+-- A delivery completes without the outcomes of these calls: its last run did not make them again (unknown="skip"),
+-- caught their errors, or did not ask for them any more, even if a person had ordered them.
 with held as (
     select id from gateway.deliveries where id = $1 and lease_token = $2 for share
 ), marked as (
     update gateway.effects e set status = 'unknown', unknown_at = now()
     from held
-    where e.delivery_id = held.id and e.token = $2 and e.name = any ($3::text[]) and e.status = 'begun'
+    where e.delivery_id = held.id and e.status = 'begun' and e.made_by is null
 )
 select exists (select from held);
+
+-- name: mark_own_effects
+-- The same in the transaction of the run (primary key): its settlement proves the lease, in the same commit.
+update gateway.effects set status = 'unknown', unknown_at = now()
+where delivery_id = $1 and status = 'begun' and made_by is null;
 
 -- name: list_unknown_effects
 -- Effects of unknown outcome, newest first, from behind a cursor (effects_unknown). At most $13 are looked at; a last
 -- row without a type says how far that was.
 with walked as materialized (
-    select delivery_id, name, calls, error, begun_at, unknown_at
+    select delivery_id, name, coalesce(left(name, -length(' per ' || key)), name) as effect, calls, error, begun_at, unknown_at
     from gateway.effects
     where status = 'unknown'
       and unknown_at >= coalesce($4, timestamptz '-infinity')
@@ -131,7 +245,7 @@ with walked as materialized (
       and coalesce(w.unknown_at < $5, true)
       and coalesce(e.account = $6, $6 is null)
       and ($7::text is null or coalesce(w.error, '') ilike $7)
-      and coalesce(w.name = $8, true)
+      and ($8::text is null or $8 in (w.name, w.effect))
     order by w.unknown_at desc, w.delivery_id desc, w.name desc
     limit $9
 )
@@ -148,14 +262,16 @@ from (
 order by type is null, unknown_at desc, delivery_id desc, name desc;
 
 -- name: group_unknown_effects
--- Effects that were unknown by a moment, by route, handler, name and how the call ended, the most first
+-- Effects that were unknown by a moment, by route, handler, name (without its key) and how the call ended, the most first
 -- (effects_unknown). Each row has the totals of all groups.
-select d.route, d.handler, f.name as effect, null::text as type, f.error, count(*) as count,
+select d.route, d.handler, f.effect, null::text as type, f.error, count(*) as count,
        min(f.unknown_at) as first_at, max(f.unknown_at) as last_at, max(f.delivery_id) as delivery_id,
        (sum(count(*)) over ())::bigint as total,
        (sum(count(*) filter (where not gateway.has_payload(e.payload_id, e.payload_until))) over ())::bigint
            as without_payload
-from gateway.effects f
+from (
+    select *, coalesce(left(name, -length(' per ' || key)), name) as effect from gateway.effects
+) f
 cross join lateral (
     select route, event_id, handler from gateway.deliveries where id = f.delivery_id limit 1
 ) d
@@ -172,8 +288,8 @@ where f.status = 'unknown' and f.unknown_at <= $9
   and coalesce(d.handler = $3, true)
   and coalesce(e.account = $6, $6 is null)
   and ($7::text is null or coalesce(f.error, '') ilike $7)
-  and coalesce(f.name = $8, true)
-group by d.route, d.handler, f.name, f.error
+  and ($8::text is null or $8 in (f.name, f.effect))
+group by d.route, d.handler, f.effect, f.error
 order by count desc, last_at desc, 1, 2, 3
 limit $10;
 
@@ -187,9 +303,9 @@ select w.delivery_id, w.name, w.unknown_at,
        and w.unknown_at >= coalesce($4, timestamptz '-infinity')
        and coalesce(e.account = $6, $6 is null)
        and ($7::text is null or coalesce(w.error, '') ilike $7)
-       and coalesce(w.name = $8, true) as is_matching
+       and ($8::text is null or $8 in (w.name, w.effect)) as is_matching
 from (
-    select delivery_id, name, error, unknown_at
+    select delivery_id, name, coalesce(left(name, -length(' per ' || key)), name) as effect, error, unknown_at
     from gateway.effects
     where status = 'unknown' and (unknown_at, delivery_id, name) > ($9, $10, $11)
       and unknown_at <= $12 and unknown_at < coalesce($5, timestamptz 'infinity')
@@ -207,8 +323,9 @@ left join lateral (
 order by w.unknown_at, w.delivery_id, w.name;
 
 -- name: retry_effects
--- Forgets calls of unknown outcome and replays their deliveries, so that each is made again: an order by a person, with
--- its audit row. Effects that were done stay. Nothing happens to a delivery that runs, or has lost its payload.
+-- Orders calls of unknown outcome and replays their deliveries: a person wants each made again, with its audit row. An effect
+-- that is begun and keeps its unknown_at is ordered: the next run that asks for it begins it, and a delivery that completes
+-- without that is listed again. Effects that were done stay. Nothing happens to a delivery that runs, or has lost its payload.
 -- In the order of ids, so that two orders never wait for each other in a circle.
 with given as (
     select * from unnest($1::bigint[], $2::text[]) as i (delivery_id, name)
@@ -222,9 +339,9 @@ with given as (
     where id = any (array (select delivery_id from kept)) and status || '' <> 'running'
     order by id
     for update
-), forgotten as (
-    delete from gateway.effects e
-    using kept k
+), ordered as (
+    update gateway.effects e set status = 'begun'
+    from kept k
     where e.delivery_id = k.delivery_id and e.name = k.name and e.status = 'unknown'
       and e.delivery_id = any (array (select id from held))
     returning e.delivery_id, e.name
@@ -234,28 +351,29 @@ with given as (
         not_before = null, cause = null,
         due_at = case when d.order_key is null or d.status = 'pending' and d.due_at < 'infinity'
                       then now() else 'infinity' end
-    where d.id = any (array (select delivery_id from forgotten)) and d.status || '' <> 'running'
+    where d.id = any (array (select delivery_id from ordered)) and d.status || '' <> 'running'
     returning d.id, d.route, d.event_id, d.handler, d.order_key
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason, order_id)
-    select $3, 'retry effect', r.id, r.route, r.event_id, f.name, $4, $5
-    from forgotten f
-    join replayed r on r.id = f.delivery_id
+    select $3, 'retry effect', r.id, r.route, r.event_id, o.name, $4, $5
+    from ordered o
+    join replayed r on r.id = o.delivery_id
 )
 select r.id, r.route, r.handler, r.order_key
 from kept k
-left join forgotten f on f.delivery_id = k.delivery_id and f.name = k.name
-left join replayed r on r.id = f.delivery_id
+left join ordered o on o.delivery_id = k.delivery_id and o.name = k.name
+left join replayed r on r.id = o.delivery_id
 order by r.id;
 
 -- name: confirm_effects
--- A person knows that these calls were done, or does not want them: they count as done, without a result. With audit
--- rows (primary key).
+-- A person knows that these calls were done, or does not want them: they count as done, without a result. So do those of which
+-- a retry is ordered and not begun. With audit rows (primary key).
 with confirmed as (
     update gateway.effects e
     set status = 'done', finished_at = now(), unknown_at = null
     from unnest($1::bigint[], $2::text[]) as i (delivery_id, name)
-    where e.delivery_id = i.delivery_id and e.name = i.name and e.status = 'unknown'
+    where e.delivery_id = i.delivery_id and e.name = i.name
+      and (e.status = 'unknown' or e.status = 'begun' and e.unknown_at is not null)
     returning e.delivery_id, e.name
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason, order_id)
@@ -270,7 +388,9 @@ left join gateway.deliveries d on d.id = c.delivery_id
 order by d.id;
 
 -- name: find_unknown_effects
--- The effects of unknown outcome of one delivery, or one of them (primary key).
+-- The effects of unknown outcome of one delivery, or those of a name, with or without its key; with $3 also those of which a
+-- retry is ordered and not begun (primary key).
 select name from gateway.effects
-where delivery_id = $1 and status = 'unknown' and coalesce(name = $2, true)
+where delivery_id = $1 and (status = 'unknown' or $3 and status = 'begun' and unknown_at is not null)
+  and ($2::text is null or $2 in (name, left(name, -length(' per ' || key))))
 order by name;

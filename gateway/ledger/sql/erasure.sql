@@ -97,9 +97,12 @@ with subject as materialized (
     where delivery_id = any (array (select id from theirs)) and error is not null
 ), forgotten as (
     update gateway.effects  -- without its payload, one of unknown outcome cannot be made again
-    set result = null, sealed = null, key_id = null, name = gateway.erased(name), error = null,
+    set result = null, sealed = null, key_id = null, name = gateway.erased(name), key = null, error = null,
         status = case when status = 'unknown' then 'begun' else status end, unknown_at = null
     where delivery_id = any (array (select id from theirs)) and name not like 'erased:%'
+), unshared as (  -- events with the same key have the result of the call, too
+    update gateway.effects set result = null, sealed = null, key_id = null
+    where made_by = any (array (select id from theirs)) and delivery_id <> all (array (select id from theirs))
 ), unnamed as (
     update gateway.audit set effect = gateway.erased(effect)
     where delivery_id = any (array (select id from theirs)) and effect not like 'erased:%'

@@ -54,7 +54,7 @@ where delivery_id = any ($1::bigint[])
 order by delivery_id, number;
 
 -- name: list_once_keys
--- For which keys some deliveries act, or have (once_keys_delivery).
+-- For which keys some deliveries act, or have; the key of an effect has its name before it (once_keys_delivery).
 select handler, key
 from gateway.once_keys
 where delivery_id = any ($1::bigint[]) and key not like 'digest:%' and key not like 'erased:%';
@@ -110,17 +110,20 @@ from unnest($1::bigint[], $2::integer[], $3::date[], $4::text[], $5::bytea[])
 where a.delivery_id = i.delivery_id and a.number = i.number and a.until = i.until;
 
 -- name: seal_past_effects
--- Results of effects, sealed (effects_pkey).
+-- Results of effects, sealed, and names that hold a key with its digest (effects_pkey).
 with held as materialized (
-    select f.place, i.sealed
-    from unnest($1::bigint[], $2::text[], $3::bytea[]) as i (delivery_id, name, sealed)
+    select f.place, i.new_name, i.key, i.sealed
+    from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[])
+         as i (delivery_id, name, new_name, key, sealed)
     cross join lateral (
         select ctid as place from gateway.effects
         where delivery_id = i.delivery_id and name = i.name limit 1
         for no key update
     ) f
 )
-update gateway.effects f set result = null, sealed = held.sealed, key_id = $4
+update gateway.effects f
+set name = held.new_name, key = held.key, result = null, sealed = coalesce(held.sealed, f.sealed),
+    key_id = case when held.sealed is null then f.key_id else $6 end
 from held
 where f.ctid = held.place;
 

@@ -14,7 +14,8 @@ returning greatest((select seen_at from latest) - now(), interval '0') as set_ba
 
 -- name: set_back
 -- The server's clock was set back: what became due, got its turn, or was leased by the time before would
--- wait until it comes again.
+-- wait until it comes again. Dead letters and effects of unknown outcome would be later than any order for all
+-- of them, and be left out.
 with noticed as (
     update gateway.workers
     set seen_at = least(seen_at, now()),
@@ -41,6 +42,13 @@ with noticed as (
         for update skip locked
     ))
     returning id
+), dead as (
+    update gateway.deliveries set finished_at = now()
+    where id = any (array (
+        select id from gateway.deliveries where status = 'dead' and finished_at > now() for update skip locked
+    ))
+), unknown as (
+    update gateway.effects set unknown_at = now() where status = 'unknown' and unknown_at > now()
 )
 select count(*) from due;
 

@@ -1,1 +1,1 @@
-"""Senders described as data: one notation for routes and for the catalogue."""
+"""Senders described as data, in one notation for routes and for the catalogue."""

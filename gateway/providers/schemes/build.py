@@ -1,4 +1,4 @@
-"""From the sections of a scheme to a provider."""
+"""Build a provider from the sections of a scheme."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -7,7 +7,7 @@ from itertools import chain
 from secrets import token_hex
 from typing import Final
 
-from gateway.notation.problems import Unexpected
+from gateway.base.problems import Unexpected
 from gateway.providers.provider import (
     CREDENTIALS,
     SECRET_BYTES,
@@ -34,7 +34,7 @@ from gateway.providers.schemes.keys import (
     read_public_key,
 )
 from gateway.providers.schemes.message import make_proof
-from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.places import ValuePlace
 from gateway.providers.schemes.reader import make_read, make_split
 from gateway.providers.schemes.sections import (
     DIGEST,
@@ -67,7 +67,7 @@ def make_provider(
     max_body: int = MAX_BODY,
     facts: Facts | None = None,
 ) -> Provider:
-    """Raises Unexpected where one key contradicts another."""
+    """Build a provider. Raises Unexpected if two keys of the scheme contradict each other."""
     check_scheme(section)
     if section.bodies_repeat and not is_keyed_by_digest(section):
         raise Unexpected(
@@ -127,7 +127,7 @@ def _verify(section: SenderSection, split: Split | None) -> Verify:
 def _without_constants(
     read: Callable[[bytes], Key], section: SenderSection
 ) -> Callable[[bytes], Key]:
-    """Refuse the published key of a handshake as a secret: anybody could sign events with it."""
+    """Reject the published key of a handshake as a secret: with it, anyone could sign events."""
     constants = {said.constant_key for said in section.handshake if said.constant_key is not None}
     if not constants:
         return read
@@ -149,7 +149,7 @@ def _proof_headers(section: SenderSection) -> list[str]:
     elif isinstance(section, BearerSection):
         places = section.token.at
     else:
-        places = [Place("header", AUTHORIZATION)]
+        places = [ValuePlace("header", AUTHORIZATION)]
     return [place.name for place in places if place.source == "header"]
 
 
@@ -171,7 +171,7 @@ def _keys(kind: str, section: SenderSection) -> tuple[Callable[[bytes], Key], Ca
 
 
 def _either(read: Callable[[bytes], Key], algorithm: str) -> Callable[[bytes], Key]:
-    """By what it begins with: a shared secret, or a public or private key."""
+    """Accept either a shared secret, or a public or private key. The prefix decides."""
     prefixes = (PUBLIC_PREFIX.encode(), PRIVATE_PREFIX.encode())
 
     def read_either(secret: bytes) -> Key:
@@ -189,9 +189,12 @@ def _tolerance(section: SenderSection) -> timedelta | None:
 
 
 def is_guarded(section: SenderSection) -> bool:
-    """Whether what is signed is a replay under another id: where the id is not signed, anyone who
-    has captured a request can give it another. Where it is, but among fields that are joined, they
-    can be cut apart elsewhere. Who sends no signature is not held up."""
+    """Return whether the same signed bytes under another id are a replay.
+
+    If the id is not signed, anyone who has captured a request can give it another id. If the id is
+    one of several signed fields that are joined, their boundaries can be shifted, which gives
+    another id under the same signature. By default, senders without a signature are not guarded.
+    """
     if section.replay_guard is not None:
         return section.replay_guard
     if not isinstance(section, SignedSection):
@@ -207,7 +210,7 @@ def _repeats(section: SenderSection) -> Repeats | None:
 
 
 def is_keyed_by_digest(section: SenderSection) -> bool:
-    """Whether the digest of a whole body can be an event's id, and no replay guard knows it."""
+    """Whether the digest of the whole body can be an event id, and the replay guard is off."""
     has_digest = any(str(choice) == DIGEST for choice in section.id)
     return has_digest and section.batch is None and not is_guarded(section)
 
@@ -220,33 +223,33 @@ def _proof(section: SenderSection) -> Callable[[Incoming], bytes] | None:
 
 
 def integrity(section: SenderSection) -> Integrity:
-    """How much of a request is proven to come from its sender."""
+    """Return how much of a request is proven to come from its sender."""
     if not isinstance(section, SignedSection):
         return Integrity.NONE
     return Integrity.WHOLE if section.signed.has("body") else Integrity.PART
 
 
 def signs_url(section: SenderSection) -> bool:
-    """Whether the public URL must be known."""
+    """Whether verification needs the public URL."""
     return isinstance(section, SignedSection) and any(
         section.signed.has(word) for word in ("url", "path")
     )
 
 
 def parses_first(section: SenderSection) -> bool:
-    """Whether a stranger's body is parsed: the proof is in it, or its fields are what is signed."""
+    """Whether an unverified body is parsed, because the proof is in it or its fields are signed."""
     signs_fields = isinstance(section, SignedSection) and section.signed.has("params")
     return signs_fields or any(place.source in ("json", "form") for place in _proofs(section))
 
 
 def _uses(section: SenderSection, source: str) -> bool:
-    """Whether anything is read from there."""
+    """Whether the scheme reads any value from this source."""
     places = [place for choice in (*section.id, *section.type) for place in choice.places]
     return any(place.source == source for place in (*places, *_proofs(section)))
 
 
-def _places(section: SenderSection) -> dict[str, list[Place]]:
-    """Where the fields of an `Envelope` are read, by their names."""
+def _places(section: SenderSection) -> dict[str, list[ValuePlace]]:
+    """Return the places from which each field of an `Envelope` is read."""
     return {
         "id": [place for choice in section.id for place in choice.places],
         "type": [place for choice in section.type for place in choice.places],
@@ -269,8 +272,8 @@ def _headers(section: SenderSection) -> frozenset[str]:
     return frozenset(names - CREDENTIALS - _credentials(section))
 
 
-def _proofs(section: SenderSection) -> list[Place]:
-    """What is read before the sender is known."""
+def _proofs(section: SenderSection) -> list[ValuePlace]:
+    """Return the places that are read before the sender is verified."""
     if isinstance(section, BearerSection):
         return [*section.token.at]
     if not isinstance(section, SignedSection):
@@ -281,7 +284,7 @@ def _proofs(section: SenderSection) -> list[Place]:
 
 
 def _credentials(section: SenderSection) -> frozenset[str]:
-    at: list[Place] = section.token.at if isinstance(section, BearerSection) else []
+    at: list[ValuePlace] = section.token.at if isinstance(section, BearerSection) else []
     return frozenset(place.name for place in at if place.source == "header")
 
 

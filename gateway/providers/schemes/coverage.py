@@ -1,9 +1,9 @@
-"""What a scheme signs, and whether its keys fit each other."""
+"""Check which parts of a request a scheme signs, and whether its keys are consistent."""
 
-from gateway.notation.problems import Unexpected, describe
-from gateway.notation.quantities import format_duration
+from gateway.base.problems import Unexpected, describe
+from gateway.base.units import format_duration
 from gateway.providers.schemes.handshake import signed_places
-from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.places import ValuePlace
 from gateway.providers.schemes.sections import (
     DAY,
     DIGEST,
@@ -17,7 +17,7 @@ from gateway.providers.schemes.template import Template
 
 
 def check_scheme(section: SenderSection) -> None:
-    """What one key says about another. Raises Unexpected."""
+    """Check the keys of a scheme against each other. Raises Unexpected."""
     if section.batch is not None and not any(is_of_item(choice) for choice in section.id):
         raise Unexpected(found="a batch whose items share one id", expected="an id in each item")
     if section.each and (section.batch is None or isinstance(section, BasicSection)):
@@ -70,8 +70,8 @@ def _check_signed(section: SignedSection) -> None:
         )
 
 
-def covers(section: SignedSection, place: Place) -> bool:
-    """Whether a change of what is there changes what is signed."""
+def covers(section: SignedSection, place: ValuePlace) -> bool:
+    """Whether a change of the value at this place changes the signed bytes."""
     signed = section.signed
     if place in signed.places or _is_signature(section, place):
         return True
@@ -89,14 +89,14 @@ def covers(section: SignedSection, place: Place) -> bool:
     return False
 
 
-def _is_signature(section: SignedSection, place: Place) -> bool:
-    """Whether it is an HMAC, of which there is only one for what is signed."""
+def _is_signature(section: SignedSection, place: ValuePlace) -> bool:
+    """Whether the place holds the only HMAC. Signed bytes have exactly one valid HMAC per key."""
     is_alone = section.signature.separator is None and section.signature.field is None
     return isinstance(section, HmacSection) and is_alone and place in section.signature.at
 
 
 def covers_choice(section: SignedSection, choice: Template) -> bool:
-    """Whether all of a value is signed; a digest is as good as the body that it is made of."""
+    """Whether all of a value is signed. A digest is signed if the body is signed."""
     if str(choice) == DIGEST:
         return section.signed.has("body")
     if str(choice) == UUID:

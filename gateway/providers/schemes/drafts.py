@@ -1,4 +1,4 @@
-"""A small plausible body of a described sender: what it must hold, where it must be."""
+"""Build small, plausible bodies of a described sender, with the required values in their places."""
 
 import secrets
 import uuid
@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 import orjson
 
-from gateway.model import FORM
+from gateway.base.model import FORM
 from gateway.providers.provider import Drafts, Incoming
 from gateway.providers.schemes.moments import format_moment
-from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.places import ValuePlace
 from gateway.providers.schemes.planting import choose, plant
 from gateway.providers.schemes.reader import make_read, make_split
 from gateway.providers.schemes.sections import (
@@ -24,11 +24,10 @@ from gateway.providers.schemes.template import Template
 
 EXAMPLE: Final = "test"
 NOTE: Final = "sample"
-"""A field that tells two bodies apart which would else be the same."""
+"""A field with a random value, added to make bodies unique that would be identical otherwise."""
 
 
 def make_drafts(section: SenderSection) -> Drafts:
-    """How samples of a scheme are made."""
     said = " or ".join(choice.said for choice in section.type)
 
     def fits(type: str) -> bool:
@@ -49,8 +48,8 @@ def make_drafts(section: SenderSection) -> Drafts:
 
 
 def uses_form(section: SenderSection) -> bool:
-    """Whether its samples are forms."""
-    if isinstance(section.batch, Place):
+    """Whether samples of this scheme are forms."""
+    if isinstance(section.batch, ValuePlace):
         return section.batch.source == "form"
     if isinstance(section, SignedSection) and section.signed.has("params"):
         return True
@@ -65,15 +64,15 @@ def _example(choices: Sequence[Template]) -> str:
 
 
 class _Fields:
-    """What one sample holds, by its place."""
+    """The values of one sample, by place."""
 
     def __init__(self, section: SenderSection, type: str, now: datetime) -> None:
         self._section = section
-        self._values: dict[Place, Any] = {}
+        self._values: dict[ValuePlace, Any] = {}
         choice = choose(section.type, type)
         self._values |= {} if choice is None else choice.match(type)
         if isinstance(section, SignedSection) and section.timestamp is not None:
-            # Before the id, of which it may be a part.
+            # Set the timestamp before the id, because it may be a part of the id.
             moment = format_moment(now, section.timestamp.unit)
             self._values.setdefault(section.timestamp.at[0], _number(moment))
         self.id = self._draw_id(section.id[0])
@@ -86,9 +85,11 @@ class _Fields:
             self._values.setdefault(section.livemode, False)
 
     def _draw_id(self, choice: Template) -> str | None:
-        """A new one, of which the type may be a part; None where the bytes will tell."""
+        """Return a new id, which may contain the type, or None if the
+        digest of the body is the id.
+        """
         if str(choice) == DIGEST:
-            self._values[Place("form" if uses_form(self._section) else "json", NOTE)] = str(
+            self._values[ValuePlace("form" if uses_form(self._section) else "json", NOTE)] = str(
                 uuid.uuid4()
             )
             return None
@@ -120,14 +121,14 @@ class _Fields:
         return orjson.dumps(document)
 
 
-def wrap(item: Any, batch: Place | str | None) -> bytes:
-    """A body with one item in it."""
-    if isinstance(batch, Place) and batch.source == "form":
+def wrap(item: Any, batch: ValuePlace | str | None) -> bytes:
+    """Return a body with one item in it."""
+    if isinstance(batch, ValuePlace) and batch.source == "form":
         return urlencode({batch.name: orjson.dumps([item])}).encode()
     return orjson.dumps(_batched(item, batch))
 
 
-def _batched(document: Any, batch: Place | str | None) -> Any:
+def _batched(document: Any, batch: ValuePlace | str | None) -> Any:
     if batch is None:
         return document
     if isinstance(batch, str):
@@ -142,7 +143,7 @@ def _number(text: str) -> int | str:
 
 
 def _read_id(section: SenderSection, body: bytes) -> str:
-    """Of an event that is known by its bytes."""
+    """Return the id of an event that is identified by the digest of its body."""
     split = make_split(section)
     incoming = Incoming({"content-type": FORM} if uses_form(section) else {}, body)
     item = incoming if split is None else split(incoming)[0]

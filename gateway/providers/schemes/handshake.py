@@ -1,4 +1,4 @@
-"""Requests that are no events, and their answers: challenges, pings, checks of the URL."""
+"""Handshakes: requests that are not events (challenges, pings, URL checks), and their responses."""
 
 import hmac
 import re
@@ -8,9 +8,9 @@ from typing import Final
 
 import orjson
 
-from gateway.errors import BadPayload, BadSignature, RequestRejected
-from gateway.model import is_form
-from gateway.notation.problems import Unexpected
+from gateway.base.errors import BadPayload, BadSignature, RequestRejected
+from gateway.base.model import is_form
+from gateway.base.problems import Unexpected
 from gateway.providers.provider import (
     Greet,
     Greeting,
@@ -19,16 +19,17 @@ from gateway.providers.provider import (
     Key,
     Verify,
 )
-from gateway.providers.schemes.places import Looked, Place, Reader, to_text
+from gateway.providers.schemes.places import Looked, Reader, ValuePlace, to_text
 from gateway.providers.schemes.sections import HandshakeSection
 from gateway.providers.schemes.template import Part, Template, parse_template
 
 LONGEST_ECHO: Final = 2048
 LARGEST_OPEN_BODY: Final = 1024
-"""The largest body of a handshake that no secret of the route proves; the known ones have less
-than 150 bytes."""
+"""The largest body of a handshake that no secret of the route proves. The known ones
+have less than 150 bytes.
+"""
 _KINDS: Final = {
-    # Without control characters, and without what could begin a tag: it may be echoed.
+    # No control characters, and no character that could start a tag: the text may be echoed.
     "text": re.compile("[^\x00-\x1f\x7f-\x9f<>\ud800-\udfff]{1,2048}"),
     "digits": re.compile("[0-9]{1,20}"),
 }
@@ -40,13 +41,15 @@ Fill = Callable[[Looked, Key], str]
 
 
 def make_greet(handshakes: Sequence[HandshakeSection]) -> Greet | None:
-    """Looks for a handshake in a verified request; None where the sender has none."""
+    """Return a function that answers handshakes in verified requests, or
+    None if the scheme has none.
+    """
     signed = [_handshake(one) for one in handshakes if one.method == "POST" and not one.is_open]
     if not signed:
         return None
 
     def greet(incoming: Incoming, *, key: Key) -> Greeting | None:
-        # Most bodies do not even hold the word, and are not parsed for it.
+        # Most bodies do not contain the words of a handshake. Do not parse them for it.
         likely = [one for one in signed if one.may_be(incoming.body)]
         looked = Looked(incoming)
         return next((one.answer(looked, key) for one in likely if one.fits(looked)), None)
@@ -55,7 +58,10 @@ def make_greet(handshakes: Sequence[HandshakeSection]) -> Greet | None:
 
 
 def make_greet_by_get(handshakes: Sequence[HandshakeSection]) -> Greet | None:
-    """Answers GET or HEAD, which nobody signs: the key is the route's verify_token."""
+    """Return a function that answers GET or HEAD, which are never signed.
+
+    Its key is the route's `verify_token`.
+    """
     unsigned = [(one, _handshake(one)) for one in handshakes if one.method != "POST"]
     if not unsigned:
         return None
@@ -79,9 +85,11 @@ def make_greet_unverified(
     verify: Verify,
     read_key: Callable[[bytes], Key],
 ) -> GreetUnverified | None:
-    """Answer the handshakes that no secret of the route proves: they are closed to all but one
-    exact set of fields, and `proof_headers`, where the sender's events have their proof, must be
-    absent from an unsigned one."""
+    """Return a function that answers the handshakes that no secret of the route proves.
+
+    Each accepts only one exact set of fields. If the handshake is unsigned, `proof_headers`, in
+    which the sender's events carry their proof, must be absent.
+    """
     opened = [
         (
             _handshake(said),
@@ -116,42 +124,42 @@ class _Shape:
     """The exact fields of a request, in its query and its body."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
-        self._kinds = {Place.parse(field): _KINDS[kind] for field, kind in fields.items()}
+        self._kinds = {ValuePlace.parse(field): _KINDS[kind] for field, kind in fields.items()}
         self._body = next((one.source for one in self._kinds if one.source != "query"), None)
 
     def fits(self, looked: Looked) -> bool:
         """Whether the request has each field once, with a value of its kind, and nothing else."""
         if len(looked.body) > LARGEST_OPEN_BODY:
             return False
-        found = [(Place("query", name), value) for name, value in looked.query_fields]
+        found = [(ValuePlace("query", name), value) for name, value in looked.query_fields]
         if self._body is None and looked.body:
             return False
         if self._body == "form":
-            found += [(Place("form", name), value) for name, value in looked.form_fields]
+            found += [(ValuePlace("form", name), value) for name, value in looked.form_fields]
         elif self._body == "json":
             document = None if is_form(looked.headers, looked.body) else looked.json
             if not isinstance(document, dict):
                 return False
             found += [
-                (Place("json", name), to_text(value) or "") for name, value in document.items()
+                (ValuePlace("json", name), to_text(value) or "") for name, value in document.items()
             ]
         return sorted(place for place, _ in found) == sorted(self._kinds) and all(
             self._kinds[place].fullmatch(value) for place, value in found
         )
 
 
-def _is_token(place: Place, looked: Looked, key: Key) -> bool:
+def _is_token(place: ValuePlace, looked: Looked, key: Key) -> bool:
     sent = (place.reader()(looked) or "").encode("utf-8", "replace")
     return bool(key) and hmac.compare_digest(sent, key)
 
 
 class _Handshake:
-    """One kind of handshake, compiled."""
+    """A compiled handshake."""
 
     def __init__(self, said: HandshakeSection) -> None:
         self._status = said.status
         self._when = [
-            (Place.parse(place).reader(), _said(value)) for place, value in said.when.items()
+            (ValuePlace.parse(place).reader(), _said(value)) for place, value in said.when.items()
         ]
         self._words = [
             _said(value).encode() for place, value in said.when.items() if place.startswith("json.")
@@ -199,7 +207,10 @@ def _filler(text: str) -> Fill:
 
 
 def parse_answer(text: str) -> Template:
-    """An answer may also hold `{hmac.json.x}`: the HMAC in hex of what is there."""
+    """Parse a response.
+
+    It may also contain `{hmac.json.x}`, the hex HMAC of the value at that place.
+    """
     plain = parse_template(text.replace("{" + HMAC, "{"))
     signed = {part for part in plain.parts if "{" + HMAC + part.word + "}" in text}
     return Template(
@@ -210,8 +221,8 @@ def parse_answer(text: str) -> Template:
     )
 
 
-def signed_places(said: HandshakeSection) -> list[Place]:
-    """Where the challenges are that the answer signs."""
+def signed_places(said: HandshakeSection) -> list[ValuePlace]:
+    """Return the places of the challenges that the response signs."""
     texts = [said.text or "", *(said.json_answer or {}).values()]
     parts = [part for text in texts if HMAC in text for part in parse_answer(text).parts]
     return [part.place for part in parts if part.place is not None and part.word.startswith(HMAC)]
@@ -229,7 +240,9 @@ def _piece(piece: str | Part) -> str | Fill:
 
 
 def _signed(challenge: str, key: Key) -> str:
-    """Never for a stranger: what he has signed may be an event of his own."""
+    """Sign a challenge, never for an unverified sender: the challenge may be an
+    event of the sender's choice.
+    """
     if not isinstance(key, bytes):
         raise BadSignature("a challenge to be signed, and no sender with a shared secret")
     return hmac.digest(key, challenge.encode(), "sha256").hex()

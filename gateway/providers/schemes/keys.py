@@ -1,4 +1,4 @@
-"""Keys from secrets: bytes for HMAC, public or private keys for the others."""
+"""Make keys from secrets: bytes for HMAC, public or private keys for the other algorithms."""
 
 import base64
 import binascii
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from gateway.notation.problems import Unexpected
+from gateway.base.problems import Unexpected
 
 PUBLIC_PREFIX: Final = "whpk_"
 PRIVATE_PREFIX: Final = "whsk_"
@@ -39,13 +39,13 @@ AnyPublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """What verifies; and signs, where the private key was given."""
+    """A key that verifies, and can also sign if the private key was given."""
 
     public: AnyPublicKey = field(repr=False)
     private: PrivateKey | None = field(default=None, repr=False)
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
-        """Whether it was signed by the private half."""
+        """Whether the private half of the key signed the message."""
         try:
             if isinstance(self.public, ed25519.Ed25519PublicKey):
                 self.public.verify(signature, message)
@@ -56,7 +56,7 @@ class PublicKey:
         return True
 
     def sign(self, message: bytes) -> bytes:
-        """Raises Unexpected where only the public half is known."""
+        """Sign a message. Raises Unexpected if only the public half is known."""
         if self.private is None:
             raise Unexpected(
                 found="a public key, which can only verify", expected="the sender's private key"
@@ -67,7 +67,7 @@ class PublicKey:
 
 
 def decode_strictly(text: str, form: str) -> bytes | None:
-    """Bytes from hex or base64; None for what another reader would read differently."""
+    """Decode hex or base64. Return None for text that another decoder would read differently."""
     try:
         if form == "hex":
             return bytes.fromhex(text) if text.isalnum() else None
@@ -79,7 +79,7 @@ def decode_strictly(text: str, form: str) -> bytes | None:
 
 
 def read_hmac_key(form: str, prefixes: tuple[str, ...]) -> Callable[[bytes], bytes]:
-    """How the bytes that sign are made of a secret."""
+    """Return a function that makes the HMAC key from a secret."""
 
     def read(secret: bytes) -> bytes:
         if form == "text":
@@ -97,10 +97,10 @@ def read_hmac_key(form: str, prefixes: tuple[str, ...]) -> Callable[[bytes], byt
 
 
 def read_public_key(secret: bytes, kind: str) -> PublicKey:
-    """Raises Unexpected, which shows nothing of it."""
+    """Read a public or private key. Raises Unexpected, whose text never shows the secret."""
     try:
         found = _load(secret.decode("ascii"), kind)
-    except (ValueError, TypeError):  # cryptography's: not a key, a protected one, an odd curve
+    except (ValueError, TypeError):  # cryptography: no key, encrypted key, unknown curve
         found = None
     if found is None or not isinstance(found.public, _CLASSES[kind]):
         raise Unexpected(found=HIDDEN, expected=PUBLIC_EXPECTED)
@@ -126,7 +126,8 @@ def _load(text: str, kind: str) -> PublicKey | None:
         seed = decode_strictly(text.removeprefix(PRIVATE_PREFIX), "base64") or b""
         return _private(ed25519.Ed25519PrivateKey.from_private_bytes(seed[:SEED_BYTES]))
     text = text.removeprefix(PUBLIC_PREFIX)
-    # By its letters, not its length: the base64 of a private key's DER is as long as this hex.
+    # Decide by the characters, not by the length: the base64 of a private key's DER has the
+    # same length as this hex.
     is_hex = kind == "ed25519" and _HEX_KEY.fullmatch(text) is not None
     key = decode_strictly(text, "hex" if is_hex else "base64")
     if key is None:
@@ -148,7 +149,7 @@ def _private(key: Any) -> PublicKey:
 
 
 def make_private_key(kind: str) -> str:
-    """One for development, as base64 of its DER: what `read_public_key` takes too."""
+    """Make a development key, as base64 of its DER, which `read_public_key` accepts."""
     key: PrivateKey = (
         ed25519.Ed25519PrivateKey.generate()
         if kind == "ed25519"
@@ -159,7 +160,7 @@ def make_private_key(kind: str) -> str:
 
 
 def make_hmac_key(form: str, prefixes: tuple[str, ...]) -> str:
-    """One for development, in the form in which the sender gives its own out."""
+    """Make a development key in the format in which the sender issues its keys."""
     if form == "hex":
         return secrets.token_hex(SEED_BYTES)
     prefix = prefixes[-1] if prefixes else ""

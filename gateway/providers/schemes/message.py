@@ -1,11 +1,11 @@
-"""The bytes that are signed, put together from a request as the scheme says."""
+"""Compose the signed bytes from a request."""
 
 from collections.abc import Callable, Sequence
 from urllib.parse import quote, urlsplit
 
-from gateway.errors import BadSignature
+from gateway.base.errors import BadSignature
 from gateway.providers.provider import Incoming
-from gateway.providers.schemes.items import time_reader
+from gateway.providers.schemes.batch import time_reader
 from gateway.providers.schemes.places import Looked, Reader
 from gateway.providers.schemes.sections import SignedSection
 from gateway.providers.schemes.template import Part
@@ -14,7 +14,7 @@ Compose = Callable[[Looked], bytes]
 
 
 def composer(section: SignedSection) -> Compose:
-    """The bytes that are signed, from a request."""
+    """Return a function that composes the signed bytes from a parsed request."""
     pieces = [
         piece.encode() if isinstance(piece, str) else _filler(piece, section)
         for piece in section.signed.pieces
@@ -29,7 +29,9 @@ def composer(section: SignedSection) -> Compose:
 
 
 def make_proof(section: SignedSection) -> Callable[[Incoming], bytes]:
-    """The same of a request by itself, read as strictly as to verify it."""
+    """Return a function that composes the signed bytes from a raw request, parsed as
+    strictly as for verification.
+    """
     compose = composer(section)
     return lambda incoming: compose(Looked(incoming, is_verified=False))
 
@@ -75,7 +77,7 @@ def _required(reader: Reader | None, name: str, encoding: str = "latin-1") -> Co
 
 
 def _segment(reader: Reader, around: tuple[str, str], encoding: str) -> Compose:
-    """Fill a segment that is left out as a whole if its place holds nothing."""
+    """Fill a segment, which is left out as a whole if its place holds nothing."""
     before, after = around
 
     def fill(looked: Looked) -> bytes:
@@ -100,7 +102,7 @@ def _url(decoded: str) -> Compose:
 
 
 def _params(looked: Looked) -> bytes:
-    """Names and values of a form, sorted and joined, each pair once.
+    """Return names and values of a form, sorted and joined, each pair once.
 
     https://www.twilio.com/docs/usage/security#validating-requests
     """

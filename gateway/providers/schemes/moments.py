@@ -1,9 +1,9 @@
-"""Times as senders write them: unix seconds, milliseconds, or ISO 8601."""
+"""Parse and format times as senders write them: unix seconds, milliseconds, or ISO 8601."""
 
 from datetime import UTC, datetime
 from typing import Final
 
-from gateway.notation.moments import EARLIEST, LATEST, parse_iso
+from gateway.base.times import EARLIEST, LATEST, parse_iso
 
 UNIT_EXPECTED: Final = {
     "s": "unix seconds",
@@ -12,7 +12,7 @@ UNIT_EXPECTED: Final = {
     "iso": "ISO 8601 with its offset",
 }
 MILLISECOND_DIGITS: Final = 13
-"""Of a time in milliseconds between 2001 and 2286; in seconds, so many are after year 9999."""
+"""Digits of a time in milliseconds between 2001 and 2286. As seconds it is after the year 9999."""
 _MAX_DIGITS: Final = {"s": 12, "ms": 15, "s_or_ms": MILLISECOND_DIGITS}
 _FIRST_SECOND: Final = EARLIEST.timestamp()
 _LAST_SECOND: Final = LATEST.timestamp()
@@ -25,7 +25,7 @@ def parse_moment(text: str, unit: str) -> float | None:
             return parse_iso(text).timestamp()
         except ValueError:
             return None
-    # Digits only: int() would also take signs, spaces and underscores.
+    # Digits only: int() would also accept signs, spaces and underscores.
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS[unit]:
         return None
     is_ms = unit == "ms" or (unit == "s_or_ms" and len(text) == MILLISECOND_DIGITS)
@@ -38,7 +38,7 @@ def bounded(seconds: float) -> float | None:
 
 
 def format_moment(moment: datetime, unit: str) -> str:
-    """Write a time as `parse_moment` reads it."""
+    """Format a time so that `parse_moment` reads it."""
     if unit == "iso":
         milliseconds = moment.astimezone(UTC).isoformat(timespec="milliseconds")
         return milliseconds.replace("+00:00", "Z")

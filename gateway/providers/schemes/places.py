@@ -1,4 +1,4 @@
-"""Where in a request a value is: `header.x-id`, `json.event.type`, `query.token`, `form.name`."""
+"""Places of values in a request: `header.x-id`, `json.event.type`, `query.token`, `form.name`."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from gateway.errors import BadPayload, BadSignature, RequestRejected
-from gateway.model import is_form, payload_bytes
-from gateway.notation.problems import Unexpected, describe
+from gateway.base.errors import BadPayload, BadSignature, RequestRejected
+from gateway.base.model import is_form, payload_bytes
+from gateway.base.problems import Unexpected, describe
 from gateway.providers.payload import parse_json
 from gateway.providers.provider import Headers, Incoming
 
@@ -21,30 +21,32 @@ PLACE_EXPECTED: Final = (
     "a place such as header.x-event-id, json.data.id, query.token or form.MessageSid"
 )
 MOST_FIELDS: Final = 256
-"""Of a form or a query: more than anybody sends."""
+"""Maximum number of fields in a form or a query: more than any known sender uses."""
 MOST_UNVERIFIED_BYTES: Final = 1024 * 1024
-"""What is parsed of a body before its sender is known, and only where the proof is inside it."""
+"""Maximum size of a body that is parsed before it is verified, which happens only
+if the proof is inside it.
+"""
 
 Reader = Callable[["Looked"], str | None]
 
 
 class Looked:
-    """A request with what was parsed of it, each at most once and only when asked for."""
+    """A request with its parsed parts. Each part is parsed lazily and at most once."""
 
     def __init__(self, incoming: Incoming, *, is_verified: bool = True) -> None:
         self.incoming = incoming
         self.headers: Headers = incoming.headers
         self.body = incoming.body
         self.moment: str | None = None
-        """The time of signing as it is written, once it was looked for."""
+        """The time of signing as text, once it has been read."""
         self.pairs: dict[object, dict[str, list[str]]] = {}
-        """Of `name=value` in one place, by the place."""
+        """Parsed `name=value` pairs, by place."""
         self._refusal: type[RequestRejected] = BadPayload if is_verified else BadSignature
         self._is_verified = is_verified
 
     @cached_property
     def json(self) -> Any:
-        """The body as JSON, or the `payload` field of a form; nothing where it has none."""
+        """The body as JSON, or the `payload` field of a form. None if a form has no such field."""
         try:
             document = payload_bytes(self.headers, self.body)
         except ValueError:
@@ -53,24 +55,24 @@ class Looked:
 
     @cached_property
     def form(self) -> Mapping[str, str]:
-        """The fields of a form, each the last of its name; none where the body is no form."""
+        """The fields of a form, the last one of each name. Empty if the body is not a form."""
         return dict(self.form_fields)
 
     @cached_property
     def form_fields(self) -> list[tuple[str, str]]:
-        """The fields of a form in their order."""
+        """The fields of a form, in order."""
         if not is_form(self.headers, self.body):
             return []
         return self._fields(self.body.decode("utf-8", "replace"))
 
     @cached_property
     def query(self) -> Mapping[str, str]:
-        """The parameters of the URL."""
+        """The query parameters, the last one of each name."""
         return dict(self.query_fields)
 
     @cached_property
     def query_fields(self) -> list[tuple[str, str]]:
-        """The parameters of the URL in their order."""
+        """The query parameters, in order."""
         return self._fields(urlsplit(self.incoming.url).query)
 
     def _fields(self, text: str) -> list[tuple[str, str]]:
@@ -92,7 +94,9 @@ _STRICT: Final = json.JSONDecoder(object_pairs_hook=_without_twins)
 
 
 def _parse_unverified(document: bytes) -> Any:
-    """No key twice: what is proven must be what every reader sees."""
+    """Parse strictly, rejecting repeated keys: every parser must see the
+    value that was verified.
+    """
     if len(document) > MOST_UNVERIFIED_BYTES:
         raise BadSignature(f"a body of {len(document)} bytes that must be read to be verified")
     try:
@@ -102,15 +106,13 @@ def _parse_unverified(document: bytes) -> Any:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """One place in a request."""
-
+class ValuePlace:
     source: str
     name: str
 
     @classmethod
-    def parse(cls, text: object) -> "Place":
-        """Raises Unexpected."""
+    def parse(cls, text: object) -> "ValuePlace":
+        """Parse the notation, such as `json.data.id`. Raises Unexpected."""
         if not isinstance(text, str) or not re.fullmatch(PLACE_PATTERN, text):
             raise Unexpected(found=describe(text), expected=PLACE_EXPECTED)
         source, _, name = text.partition(".")
@@ -121,19 +123,23 @@ class Place:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The steps into a JSON document."""
+        """Keys of the path into a JSON document."""
         return tuple(self.name.split("."))
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The steps to the value in a payload; to the object whose keys are read, for `*name`."""
+        """Path to the value in a payload. For `*name`, the path to the
+        object whose keys are read.
+        """
         if self.source == "form":
             return (self.name,)
         first = next((n for n, key in enumerate(self.keys) if key.startswith("*")), None)
         return self.keys[:first]
 
     def reader(self) -> Reader:
-        """What takes the value from a request, as text; None where there is none."""
+        """Return a function that reads the value from a request as text,
+        or None if it is absent.
+        """
         name, keys = self.name, self.keys
         if self.source == "header":
             return lambda looked: looked.headers.get(name)
@@ -145,9 +151,9 @@ class Place:
 
 
 def dig(document: Any, keys: tuple[str, ...]) -> Any:
-    """What is in a JSON document under these keys, a number being a position in a list.
+    """Return the value at this path of a JSON document. A number is an index into a list.
 
-    `*name` is the first key that is not that name: where the type is the name of a field.
+    `*name` is the first key that is not `name`, for senders that use the type as a field name.
     """
     for key in keys:
         if isinstance(document, dict):
@@ -162,7 +168,7 @@ def dig(document: Any, keys: tuple[str, ...]) -> Any:
 
 
 def to_text(value: Any) -> str | None:
-    """A JSON value as text: None for what has no one spelling, such as a float."""
+    """Return a JSON value as text, or None if it has more than one spelling, such as a float."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

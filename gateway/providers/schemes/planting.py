@@ -1,4 +1,4 @@
-"""Putting values where a sender would have put them."""
+"""Set values in a document at the places where the sender would put them."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,13 +8,15 @@ from gateway.providers.schemes.template import Template
 
 
 def choose(choices: Sequence[Template], value: str) -> Template | None:
-    """The first way to say a value that can give it."""
+    """Return the first template that can produce the value."""
     return next((choice for choice in choices if choice.gives(value)), None)
 
 
 def plant(document: Any, keys: tuple[str, ...], value: Any) -> None:
-    """Sets a value in a JSON document, making what leads to it. Where the last key is `*name`, the
-    value is the name of a field."""
+    """Set a value in a JSON document and create the missing containers on its path.
+
+    If the last key is `*name`, the value becomes a field name.
+    """
     for key, after in pairwise(keys):
         made: Any = [] if after.isdigit() else {}
         document = _enter(document, key, made)

@@ -1,25 +1,25 @@
-"""What a verified request says of its event: id, type, account and time."""
+"""Read the event from a verified request: id, type, account and time."""
 
 import hashlib
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from gateway.errors import BadPayload
-from gateway.model import Envelope
-from gateway.notation.moments import from_unix
+from gateway.base.errors import BadPayload
+from gateway.base.model import Envelope
+from gateway.base.times import from_unix
 from gateway.providers.payload import check_text, is_text
 from gateway.providers.provider import Incoming, Read
 from gateway.providers.schemes.batch import split_items
 from gateway.providers.schemes.moments import bounded, parse_moment
-from gateway.providers.schemes.places import Looked, Place, Reader, dig
+from gateway.providers.schemes.places import Looked, Reader, ValuePlace, dig
 from gateway.providers.schemes.sections import DIGEST, UUID, MomentSection, SenderSection
 from gateway.providers.schemes.template import Template
 from gateway.providers.schemes.verifier import Split
 
 
 def make_read(section: SenderSection) -> Read:
-    """The reading of one scheme."""
+    """Return the read function of a scheme."""
     ids, types = _readers(section.id), _readers(section.type)
     id_names, type_names = (" or ".join(map(str, said)) for said in (section.id, section.type))
     account = None if section.account is None else section.account.reader()
@@ -68,7 +68,10 @@ def _if_text(value: str | None) -> str | None:
 
 
 def _moment_reader(section: MomentSection) -> Callable[[Looked], datetime | None]:
-    """Read a time that protects nothing: one that is malformed or out of range is left out."""
+    """Return a function that reads an informational time.
+
+    A malformed or out-of-range time is ignored.
+    """
     place, unit = section.at, section.unit
     reader = place.reader()
 
@@ -84,12 +87,12 @@ def _moment_reader(section: MomentSection) -> Callable[[Looked], datetime | None
 
 
 def make_split(section: SenderSection) -> Split | None:
-    """The items of a batch, each as a request of its own; None where a request is one event."""
+    """Return a function that splits a batch into one request per item, or None without a batch."""
     batch = section.batch
     if batch is None:
         return None
     if batch == "json":
-        batch = Place("json", "")
+        batch = ValuePlace("json", "")
     in_form = batch.source == "form"
     path = () if in_form or not batch.name else batch.keys
     name = batch.name

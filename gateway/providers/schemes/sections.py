@@ -1,4 +1,4 @@
-"""The shape of a `scheme:`, in routes.yaml and in the catalogue: the same models check both."""
+"""Models of a `scheme:`. The same models validate routes.yaml and the catalogue."""
 
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
@@ -12,10 +12,10 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from gateway.notation.problems import Unexpected
-from gateway.notation.quantities import LONGEST, Duration, lasting
-from gateway.notation.section import Section
-from gateway.providers.schemes.places import PLACE_PATTERN, Place
+from gateway.base.problems import Unexpected
+from gateway.base.units import LONGEST, Duration, lasting
+from gateway.base.yaml_source import Section
+from gateway.providers.schemes.places import PLACE_PATTERN, ValuePlace
 from gateway.providers.schemes.template import WORDS, Template, parse_choice, parse_template
 
 DIGEST: Final = "digest"
@@ -24,9 +24,11 @@ UUID: Final = "uuid"
 DAY: Final = timedelta(days=1)
 TOLERANCE: Final = timedelta(minutes=5)
 LONGEST_TOLERANCE: Final = timedelta(days=4)
-"""Enough for TikTok, which retries for three days and may keep the time of the first try."""
+"""Enough for TikTok, which retries for three days and may keep the time of the first attempt."""
 REDELIVERY: Final = timedelta(days=7)
-"""Where nobody has said how long a sender comes back: long enough for all that have."""
+"""Default if the sender does not document how long it redelivers: longer
+than all documented ones.
+"""
 MOST_HANDSHAKES: Final = 8
 MOST_OPEN_FIELDS: Final = 8
 Unit = Literal["s", "ms", "s_or_ms", "iso"]
@@ -37,8 +39,8 @@ UNIT: Final = (
 
 TEXT_SCHEMA: Final = {"type": "string"}
 PlaceText = Annotated[
-    Place,
-    PlainValidator(lambda text: text if isinstance(text, Place) else Place.parse(text)),
+    ValuePlace,
+    PlainValidator(lambda text: text if isinstance(text, ValuePlace) else ValuePlace.parse(text)),
     WithJsonSchema({"type": "string", "pattern": f"^{PLACE_PATTERN}$"}),
 ]
 SignedText = Annotated[
@@ -81,7 +83,7 @@ Prefixes = Annotated[
 
 
 class ItemSection(Section):
-    """A place, or one of several values in it."""
+    """A place, and how to pick a value if it holds several."""
 
     at: Places = Field(description="Where: a place, or several of which the first that is there.")
     separator: SomeText | None = Field(
@@ -93,7 +95,7 @@ class ItemSection(Section):
 
 
 class SignatureSection(ItemSection):
-    """Where signatures are; every one that is there is tried."""
+    """Where the signatures are. Every signature that is present is tried."""
 
     prefix: SomeText | None = Field(
         default=None, description="What stands before each; others are ignored in a list."
@@ -113,27 +115,30 @@ class TokenSection(Section):
 
 
 class TimestampSection(ItemSection):
-    """Where the time of signing is. It must be part of what is signed."""
+    """Where the time of signing is. It must be signed."""
 
     unit: Unit = Field(default="s", description=UNIT)
 
 
 class MomentSection(Section):
-    """When the event happened, by the sender's clock: information, no protection."""
+    """When the event happened, by the sender's clock. It is information, not protection."""
 
     at: PlaceText = Field(description="Where it is.")
     unit: Unit = Field(default="s", description=UNIT)
 
 
 class PublicVariant(Section):
-    """A public-key signature that the same sender may use instead: known by the key's prefix."""
+    """A public-key signature that the same sender may use instead.
+
+    The prefix of the key selects it.
+    """
 
     algorithm: Literal["ed25519", "ecdsa"] = Field(description="How it signs.")
     prefix: SomeText = Field(description="What stands before such a signature.")
 
 
 class AckSection(Section):
-    """What the sender wants to see when its event is taken."""
+    """The response that the sender expects for an accepted event."""
 
     status: Status = Field(default=200, description="The status; 204 has no body.")
     body: ShortText | None = Field(
@@ -142,7 +147,7 @@ class AckSection(Section):
 
 
 class HandshakeSection(Section):
-    """A request that is no event, and its answer."""
+    """A request that is not an event, and its response."""
 
     method: Literal["POST", "GET", "HEAD"] = Field(
         default="POST",
@@ -178,14 +183,14 @@ class HandshakeSection(Section):
 
     @property
     def is_open(self) -> bool:
-        """Whether the request is answered although the route's secrets did not sign it."""
+        """Whether the request is answered although no secret of the route verifies it."""
         return self.unsigned or self.constant_key is not None
 
 
 def _check_when(handshakes: list[HandshakeSection]) -> list[HandshakeSection]:
     for handshake in handshakes:
         for place in handshake.when:
-            Place.parse(place)
+            ValuePlace.parse(place)
         if handshake.method == "POST" and not handshake.when and not handshake.is_open:
             raise Unexpected(found="a handshake by POST without `when`", expected="what tells it")
         if handshake.method != "POST" and _uses_key(handshake):
@@ -198,7 +203,7 @@ def _check_when(handshakes: list[HandshakeSection]) -> list[HandshakeSection]:
 
 
 def _check_open(handshake: HandshakeSection) -> None:
-    """Check that a handshake which no secret of the route proves is closed to all other shapes."""
+    """Check that a handshake that no secret of the route proves accepts one exact shape only."""
     if not handshake.is_open:
         if handshake.fields:
             raise Unexpected(
@@ -218,7 +223,7 @@ def _check_open(handshake: HandshakeSection) -> None:
             found="{hmac...} in the answer to a request that no secret of the route proves",
             expected="none: strangers could have anything signed",
         )
-    fields = [Place.parse(field) for field in handshake.fields]
+    fields = [ValuePlace.parse(field) for field in handshake.fields]
     in_body = {field.source for field in fields} - {"query"}
     if not fields or "header" in in_body or len(in_body) > 1:
         raise Unexpected(
@@ -236,7 +241,7 @@ def _check_open(handshake: HandshakeSection) -> None:
         )
 
 
-def _places(text: str) -> list[Place]:
+def _places(text: str) -> list[ValuePlace]:
     return parse_template(text).places
 
 
@@ -253,7 +258,7 @@ Handshakes = Annotated[
 
 
 class SenderSection(Section):
-    """What every kind of scheme says: where id and type are, and what the sender does."""
+    """Keys of every kind of scheme: where id and type are, and how the sender behaves."""
 
     id: Choices = Field(
         default=[parse_choice(DIGEST)],
@@ -314,7 +319,7 @@ class SenderSection(Section):
 
 
 class SignedSection(SenderSection):
-    """What all signing senders have in common."""
+    """Keys of all signing senders."""
 
     signature: SignatureSection = Field(description="Where the signature is.")
     signed: SignedText = Field(
@@ -359,17 +364,17 @@ class HmacSection(SignedSection):
 
 
 class PublicKeySection(SignedSection):
-    """A sender that signs with a private key, of which the secret is the public one."""
+    """A sender that signs with a private key. The secret of the route is the public key."""
 
 
 class BearerSection(SenderSection):
-    """A sender that shows a token, and signs nothing."""
+    """A sender that sends a shared token and signs nothing."""
 
     token: TokenSection = Field(description="Where the token is.")
 
 
 class BasicSection(SenderSection):
-    """A sender that shows user and password, and signs nothing."""
+    """A sender that sends a user name and a password, and signs nothing."""
 
 
 KINDS: Final[dict[str, type[SenderSection]]] = {

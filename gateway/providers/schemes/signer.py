@@ -1,4 +1,4 @@
-"""Signing as the sender would, for `gateway send` and for tests."""
+"""Sign requests like the sender, for `gateway send` and for tests."""
 
 import base64
 import hashlib
@@ -10,13 +10,13 @@ from urllib.parse import urlencode, urlsplit
 
 import orjson
 
-from gateway.errors import BadPayload
+from gateway.base.errors import BadPayload
 from gateway.providers.provider import Incoming, Key, Sign, Signed
 from gateway.providers.schemes.drafts import uses_form, wrap
 from gateway.providers.schemes.keys import PublicKey
 from gateway.providers.schemes.message import composer
 from gateway.providers.schemes.moments import format_moment
-from gateway.providers.schemes.places import Looked, Place, dig
+from gateway.providers.schemes.places import Looked, ValuePlace, dig
 from gateway.providers.schemes.planting import choose, plant
 from gateway.providers.schemes.reader import make_split
 from gateway.providers.schemes.sections import (
@@ -36,15 +36,15 @@ FORM = "application/x-www-form-urlencoded"
 
 
 class Draft:
-    """A request in the making."""
+    """A request under construction."""
 
     def __init__(self, body: bytes, url: str, *, is_form: bool) -> None:
         self.headers = {"content-type": FORM if is_form else JSON}
         self.body = body
         self.url = url
 
-    def put(self, place: Place, value: str, *, is_number: bool = False) -> None:
-        """Puts a value where it belongs; what a body already says of itself stays."""
+    def put(self, place: ValuePlace, value: str, *, is_number: bool = False) -> None:
+        """Set a value at its place. A field that the form already has is kept."""
         if place.source == "header":
             self.headers[place.name] = value
         elif place.source == "query":
@@ -67,7 +67,7 @@ class Draft:
 
 
 def make_sign(section: SenderSection, read_key: ReadKey) -> Sign:
-    """The signer of one scheme."""
+    """Return the sign function of a scheme."""
 
     def sign(
         body: bytes, *, secret: bytes, id: str, type: str, now: datetime, url: str = ""
@@ -92,11 +92,11 @@ def make_sign(section: SenderSection, read_key: ReadKey) -> Sign:
 
 
 def _in_batch(section: SenderSection, body: bytes) -> bytes:
-    """A single item is sent as a batch of one."""
+    """Wrap a single item in a batch. A body that is a batch already is returned unchanged."""
     split = make_split(section)
     if split is None:
         return body
-    is_form = isinstance(section.batch, Place) and section.batch.source == "form"
+    is_form = isinstance(section.batch, ValuePlace) and section.batch.source == "form"
     try:
         split(Incoming({"content-type": FORM if is_form else JSON}, body))
     except BadPayload:
@@ -105,12 +105,14 @@ def _in_batch(section: SenderSection, body: bytes) -> bytes:
 
 
 def _is_form(section: SenderSection, body: bytes) -> bool:
-    """A sender of forms may send JSON too: the body tells."""
+    """Whether the body is a form. A sender of forms may send JSON too, so
+    the first byte decides.
+    """
     return uses_form(section) and body[:1] not in (b"{", b"[")
 
 
 def _name(draft: Draft, section: SenderSection, id: str, type: str) -> None:
-    """Id and type, where they are not inside the body."""
+    """Set id and type at their places outside the body."""
     for choices, value in ((section.id[:1], id), (section.type, type)):
         choice = choose(choices, value)
         if choice is None or str(choice) == DIGEST:
@@ -121,7 +123,10 @@ def _name(draft: Draft, section: SenderSection, id: str, type: str) -> None:
 
 
 def _fill(draft: Draft, section: SignedSection, id: str) -> None:
-    """What is signed beside the event, such as a token or a request id: any text will do."""
+    """Set the other signed values, such as a token or a request id, if they are missing.
+
+    Their text is arbitrary.
+    """
     if section.each:
         return
     timestamps = [] if section.timestamp is None else section.timestamp.at
@@ -148,7 +153,7 @@ def _sign(draft: Draft, section: SignedSection, key: Key, now: datetime) -> None
     _put_item(draft, section.signature, signature)
 
 
-def _put_body_hash(draft: Draft, place: Place) -> None:
+def _put_body_hash(draft: Draft, place: ValuePlace) -> None:
     if draft.headers["content-type"] == JSON:
         draft.put(place, hashlib.sha256(draft.body).hexdigest())
 
@@ -163,7 +168,7 @@ def _put_item(draft: Draft, section: ItemSection, value: str) -> None:
     draft.put(place, value, is_number=is_number)
 
 
-def _held_number(draft: Draft, place: Place) -> bool:
+def _held_number(draft: Draft, place: ValuePlace) -> bool:
     try:
         return isinstance(dig(orjson.loads(draft.body), place.keys), int)
     except orjson.JSONDecodeError:
@@ -183,7 +188,7 @@ def _signature(section: SignedSection, incoming: Incoming, key: Key) -> str:
 
 
 def _prove_each(
-    draft: Draft, section: SenderSection, place: Place, prove: Callable[[Incoming], str]
+    draft: Draft, section: SenderSection, place: ValuePlace, prove: Callable[[Incoming], str]
 ) -> None:
     """Put a signature or a token into every item of a batch."""
     split = make_split(section)
@@ -193,7 +198,7 @@ def _prove_each(
         document = orjson.loads(item.body)
         plant(document, place.keys, prove(item))
         signed.append(document)
-    if isinstance(section.batch, Place) and section.batch.source == "json":
+    if isinstance(section.batch, ValuePlace) and section.batch.source == "json":
         whole = orjson.loads(draft.body)
         plant(whole, section.batch.keys, signed)
         draft.body = orjson.dumps(whole)

@@ -1,15 +1,15 @@
-"""Text with parts of a request in it: `{timestamp}.{body}`, `{json.type}.{json.action}`."""
+"""Templates: text with parts of a request, `{timestamp}.{body}`, `{json.type}.{json.action}`."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from gateway.notation.problems import Unexpected, describe
-from gateway.providers.schemes.places import PLACE_PATTERN, Place, Reader
+from gateway.base.problems import Unexpected, describe
+from gateway.providers.schemes.places import PLACE_PATTERN, Reader, ValuePlace
 
 WORDS: Final = ("body", "timestamp", "id", "url", "method", "path", "params")
-"""What may stand in `signed` beside places; `params`: the fields of a form, sorted and joined."""
+"""Words allowed in `signed` beside places. `params` are the fields of a form, sorted and joined."""
 LONGEST: Final = 1000
 _PIECE: Final = re.compile(r"\{([^{}]*)\}|([^{}]+)|(.)", re.DOTALL)
 _SEGMENT: Final = re.compile(r"\[([^\[\]{}]*)\{([^{}]*)\}([^\[\]{}]*)\]")
@@ -17,14 +17,16 @@ _SEGMENT: Final = re.compile(r"\[([^\[\]{}]*)\{([^{}]*)\}([^\[\]{}]*)\]")
 
 
 class Part(NamedTuple):
-    """What is filled in: a word, or a place."""
+    """A placeholder of a template: a word or a place."""
 
     word: str
-    place: Place | None = None
+    place: ValuePlace | None = None
     is_optional: bool = False
-    """Whether nothing will do, as an empty text."""
+    """Whether a missing value is replaced with an empty text."""
     around: tuple[str, str] | None = None
-    """The text before and after it, which is left out with it; None: it is no such segment."""
+    """Text before and after the part, left out together with it. None if the
+    part is no such segment.
+    """
 
     def __str__(self) -> str:
         text = "{" + self.word + ("?" if self.is_optional else "") + "}"
@@ -33,7 +35,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Literal text and parts, in their order."""
+    """Literal text and parts, in order."""
 
     pieces: tuple[str | Part, ...]
 
@@ -42,27 +44,27 @@ class Template:
 
     @property
     def said(self) -> str:
-        """As `parse_choice` takes it: one place has no braces."""
+        """The notation that `parse_choice` accepts: a single place has no braces."""
         if len(self.pieces) == 1 and isinstance(self.pieces[0], Part):
             return str(self.pieces[0].place or self.pieces[0].word)
         return str(self)
 
     @property
     def parts(self) -> Iterator[Part]:
-        """What is filled in."""
         return (piece for piece in self.pieces if isinstance(piece, Part))
 
     @property
-    def places(self) -> list[Place]:
-        """Where the parts are that are no words."""
+    def places(self) -> list[ValuePlace]:
+        """Places of the parts that are not words."""
         return [part.place for part in self.parts if part.place is not None]
 
     def has(self, word: str) -> bool:
-        """Whether a word is among the parts."""
         return any(part.word == word for part in self.parts)
 
     def reader(self) -> Reader:
-        """The text made of a request; None where a part that must be there is not."""
+        """Return a function that renders the text from a request, or None if a
+        required part is missing.
+        """
         if len(self.pieces) == 1 and isinstance(self.pieces[0], Part):
             return _required(self.pieces[0])
         readers = [piece if isinstance(piece, str) else _required(piece) for piece in self.pieces]
@@ -74,11 +76,11 @@ class Template:
         return read
 
     def gives(self, text: str) -> bool:
-        """Whether the template can give this text."""
+        """Whether the template can produce this text."""
         return self._found(text) is not None
 
-    def match(self, text: str) -> dict[Place, str]:
-        """What each place must hold for the template to give this text."""
+    def match(self, text: str) -> dict[ValuePlace, str]:
+        """Return the value that each place must hold for the template to produce this text."""
         found = self._found(text)
         return {} if found is None else dict(zip(self.places, found.groups(), strict=True))
 
@@ -97,7 +99,7 @@ def _required(part: Part) -> Reader:
 
 
 def parse_template(text: object, *, words: tuple[str, ...] = ()) -> Template:
-    """Raises Unexpected."""
+    """Parse a template. Raises Unexpected."""
     expected = _expected(words)
     if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
         raise Unexpected(found=describe(text), expected=expected)
@@ -133,7 +135,7 @@ def _part(inner: str, words: tuple[str, ...], expected: str) -> Part:
         return Part(name)
     if not re.fullmatch(PLACE_PATTERN, name):
         raise Unexpected(found="{" + inner[:60] + "}", expected=expected)
-    place = Place.parse(name)
+    place = ValuePlace.parse(name)
     return Part(str(place), place, name != inner)
 
 
@@ -144,7 +146,7 @@ def _expected(words: tuple[str, ...]) -> str:
 
 
 def parse_choice(text: object) -> Template:
-    """One way to find a value: a place, text with places in braces, or a literal."""
+    """Parse one way to find a value: a place, text with places in braces, or a literal."""
     if isinstance(text, str) and re.fullmatch(PLACE_PATTERN, text):
         return parse_template("{" + text + "}")
     return parse_template(text)

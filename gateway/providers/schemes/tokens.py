@@ -1,4 +1,4 @@
-"""Senders that sign nothing: a shared token, or user and password. No integrity at all."""
+"""Verify senders that sign nothing: a shared token, or user and password. There is no integrity."""
 
 import base64
 import hashlib
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from gateway.errors import BadSignature
-from gateway.notation.problems import Unexpected
+from gateway.base.errors import BadSignature
+from gateway.base.problems import Unexpected
 from gateway.providers.provider import Incoming, Key, Verified, Verify
 from gateway.providers.schemes.places import Looked, Reader
 from gateway.providers.schemes.sections import BearerSection
@@ -21,24 +21,26 @@ BASIC: Final = "basic "
 
 
 def _digest(token: bytes) -> bytes:
-    """Of one length, so that a comparison tells nothing of the token's."""
+    """Return a digest of fixed length, so that the comparison does not leak
+    the length of the token.
+    """
     return hashlib.sha256(token).digest()
 
 
 def read_bearer_key(secret: bytes) -> Key:
-    """What a token is compared with."""
+    """Return the digest that a bearer token is compared with."""
     return b"" if not secret.strip() else _digest(secret)
 
 
 def read_basic_key(secret: bytes) -> Key:
-    """The same for `user:password`."""
+    """Return the digest that the credentials are compared with. The secret is `user:password`."""
     if b":" not in secret:
         raise Unexpected(found="a secret (not shown) without a colon", expected="user:password")
     return _digest(base64.b64encode(secret))
 
 
 def make_bearer(section: BearerSection, split: Split | None) -> Verify:
-    """Compare the token that is sent, or the token of every item of a batch."""
+    """Return a function that compares the token of a request, or of every item of a batch."""
     readers = [place.reader() for place in section.token.at]
     names = ", ".join(map(str, section.token.at))
     prefix = section.token.prefix or ""
@@ -68,7 +70,7 @@ def _borne(readers: Sequence[Reader], looked: Looked, prefix: str) -> str | None
 
 
 def make_basic() -> Verify:
-    """Compares user and password."""
+    """Return a function that compares user and password."""
 
     def read(looked: Looked) -> str | None:
         text = looked.headers.get(AUTHORIZATION, "")

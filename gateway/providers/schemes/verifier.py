@@ -1,4 +1,4 @@
-"""Verification of a described scheme: compiled once, pure, and closed to all that is odd."""
+"""Verification of a described scheme: compiled once, pure, and failing closed."""
 
 import base64
 import hashlib
@@ -6,10 +6,10 @@ import hmac
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from gateway.errors import BadPayload, BadSignature, StaleTimestamp
-from gateway.model import is_form
+from gateway.base.errors import BadPayload, BadSignature, StaleTimestamp
+from gateway.base.model import is_form
 from gateway.providers.provider import Incoming, Key, Verified, Verify
-from gateway.providers.schemes.items import signatures_reader, time_reader
+from gateway.providers.schemes.batch import signatures_reader, time_reader
 from gateway.providers.schemes.keys import PublicKey, decode_strictly
 from gateway.providers.schemes.message import composer
 from gateway.providers.schemes.moments import UNIT_EXPECTED, parse_moment
@@ -21,7 +21,7 @@ Split = Callable[[Incoming], Sequence[Incoming]]
 
 
 def encode(digest: bytes, encoding: str) -> bytes:
-    """A signature as it is written."""
+    """Encode a signature as the sender writes it."""
     if encoding == "hex":
         return digest.hex().encode()
     if encoding == "base64url":
@@ -30,16 +30,16 @@ def encode(digest: bytes, encoding: str) -> bytes:
 
 
 def hmac_matcher(section: HmacSection) -> Callable[[bytes, Sequence[bytes], bytes], bool]:
-    """Whether one of the signatures is that of the message under a key."""
+    """Return a function that checks whether one of the signatures is the HMAC of the message."""
     algorithm, encoding = section.algorithm, section.signature.encoding
     is_hex = encoding == "hex"
 
     def matches(message: bytes, signatures: Sequence[bytes], key: bytes) -> bool:
-        # Anyone can sign with an empty key, so an unset variable must never open the door.
+        # Anyone can sign with an empty key, so an unset variable must never verify a request.
         if not key.strip():
             return False
         digest = hmac.digest(key, message, algorithm)
-        # Compared as it is written, so that re-encodings are refused.
+        # Compare the encoded text, so that re-encodings are rejected.
         expected = digest.hex().encode() if is_hex else encode(digest, encoding)
         return True in [hmac.compare_digest(expected, signature) for signature in signatures]
 
@@ -49,7 +49,7 @@ def hmac_matcher(section: HmacSection) -> Callable[[bytes, Sequence[bytes], byte
 def public_matches(
     message: bytes, signatures: Sequence[bytes], key: PublicKey, encoding: str
 ) -> bool:
-    """The same for a public key."""
+    """Whether one of the signatures is valid under the public key."""
     for written in signatures:
         signature = decode_strictly(written.decode("latin-1"), encoding)
         if (
@@ -62,7 +62,7 @@ def public_matches(
 
 
 def make_verify(section: SignedSection, split: Split | None) -> Verify:
-    """The verification of one scheme."""
+    """Return the verify function of a scheme."""
     check = _make_check(section)
     read_time, tolerance = time_reader(section), section.tolerance or TOLERANCE
     unit = "s" if section.timestamp is None else section.timestamp.unit
@@ -88,7 +88,7 @@ def make_verify(section: SignedSection, split: Split | None) -> Verify:
             check_body(looked)
         if read_time is None:
             return Verified(index)
-        # A time in a body that is signed as a whole is read only now.
+        # A time inside a body that is signed as a whole is read only after verification.
         text = read_time(looked if is_time_read else Looked(incoming))
         signed_at_s = parse_moment(text or "", unit)
         if signed_at_s is None:
@@ -129,7 +129,7 @@ def _make_check(section: SignedSection) -> Check:
 
 
 def split_unverified(split: Split, incoming: Incoming) -> Sequence[Incoming]:
-    """Return the items of a batch that prove their sender one by one. Raises BadSignature."""
+    """Return the items of a batch that carry their own proof. Raises BadSignature."""
     try:
         items = split(incoming)
     except BadPayload as error:
@@ -147,8 +147,9 @@ def _check_each(check: Check, items: Sequence[Incoming], keys: Sequence[Key]) ->
 def _body_check(read: Reader) -> Callable[[Looked], None]:
     def check(looked: Looked) -> None:
         hashed = read(looked)
-        # A form is signed by its fields. But a request with a hash is no form, whatever its header
-        # says, which nobody signs: else its body could be changed for one without any fields.
+        # A form is signed by its fields. A request with a body hash is not treated as a
+        # form, whatever its unsigned content type says. Otherwise its body could be replaced
+        # by one without fields.
         if hashed is None and is_form(looked.headers, looked.body):
             return
         told = (hashed or "").encode("utf-8", "replace")
@@ -159,7 +160,7 @@ def _body_check(read: Reader) -> Callable[[Looked], None]:
 
 
 def _check_time(signed_at_s: float, now: datetime, tolerance: timedelta) -> None:
-    """In both directions: a far-future time would keep a captured request valid for years."""
+    """Check in both directions: a far-future time would keep a captured request valid for years."""
     age_s = now.timestamp() - signed_at_s
     if abs(age_s) > tolerance.total_seconds():
         side = "ago" if age_s > 0 else "ahead"

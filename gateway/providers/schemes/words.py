@@ -1,11 +1,11 @@
-"""A scheme in words, for people who read `gateway providers`."""
+"""Describe a scheme in words, for `gateway providers`."""
 
 from typing import Final
 
-from gateway.notation.quantities import format_duration
+from gateway.base.units import format_duration
 from gateway.providers.provider import Facts
 from gateway.providers.schemes.coverage import covers_choice
-from gateway.providers.schemes.places import Place
+from gateway.providers.schemes.places import ValuePlace
 from gateway.providers.schemes.sections import (
     DIGEST,
     TOLERANCE,
@@ -19,13 +19,13 @@ from gateway.providers.schemes.sections import (
 )
 
 LONGEST: Final = 90
-"""Of what is signed: what is longer tells nobody anything."""
+"""Maximum length of the description of the signed text. A longer one is summarized."""
 MOST: Final = 3
 KINDS: Final = {"ed25519": "Ed25519", "ecdsa": "ECDSA-SHA256"}
 
 
 def describe_facts(kind: str, section: SenderSection, *, title: str) -> Facts:
-    """What can be told from the scheme itself."""
+    """Return the facts that follow from the scheme itself."""
     return Facts(
         title=title,
         scheme=describe_scheme(kind, section),
@@ -38,7 +38,7 @@ def describe_facts(kind: str, section: SenderSection, *, title: str) -> Facts:
 
 
 def describe_scheme(kind: str, section: SenderSection) -> str:
-    """How a request is verified: `HMAC-SHA256 hex over {body}, header x-signature`."""
+    """Describe how a request is verified: `HMAC-SHA256 hex over {body}, header x-signature`."""
     if isinstance(section, SignedSection):
         told = f"{_algorithm(kind, section)} over {_signed(section)}, {_at(section.signature)}"
         if section.timestamp is not None:
@@ -69,7 +69,7 @@ def _at(section: ItemSection) -> str:
     return told if section.field is None else f"{told} ({section.field})"
 
 
-def _places(places: list[Place]) -> str:
+def _places(places: list[ValuePlace]) -> str:
     by_source: dict[str, list[str]] = {}
     for place in places:
         by_source.setdefault(place.source, []).append(place.name)
@@ -82,7 +82,7 @@ def _some(names: list[str]) -> str:
     return f"{names[0]} or {len(names) - 1} like it"
 
 
-def _where(batch: Place | str) -> str:
+def _where(batch: ValuePlace | str) -> str:
     return "the body" if isinstance(batch, str) else str(batch)
 
 

@@ -1,6 +1,6 @@
-"""Asks of each handler whether its body stands to be run twice."""
+"""Check that handlers are safe to run again."""
 
-from gateway.testing.rehearse.company import Request, rehearse
 from gateway.testing.rehearse.report import Report, Verdict
+from gateway.testing.rehearse.runner import Request, rehearse
 
 __all__ = ["Report", "Request", "Verdict", "rehearse"]

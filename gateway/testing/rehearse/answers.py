@@ -1,4 +1,4 @@
-"""What requests are answered with in a rehearsal: what the event tells, or what a sample does."""
+"""Responses to requests in a rehearsal, from the event's payload or from a sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 import orjson
 
-from gateway.errors import CommandFailed
+from gateway.base.errors import CommandFailed
 from gateway.testing.stripe_objects import READS, STRIPE, StripeObjects, told_object
 
 FIELDS: Final = frozenset({"method", "url", "status", "json"})
@@ -20,26 +20,29 @@ RANGES: Final = "expected a method such as POST, or *, and a status from 200 to 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenAnswer:
-    """What the user wants requests to be answered with."""
+    """A response that the user has given for matching requests."""
 
     url: str
-    """In which `*` is any text."""
+    """A glob, in which `*` matches any text."""
     method: str = "*"
     status: int = 200
     json: Any = None
 
     def fits(self, request: httpx.Request) -> bool:
-        """Whether it is the answer to this request."""
+        """Return whether this response applies to the request."""
         return self.method.upper() in (request.method, "*") and fits(request.url, self.url)
 
 
 def fits(url: httpx.URL, glob: str) -> bool:
-    """As `outgoing.answer` compares them."""
+    """Compare a URL with a glob, as `outgoing.answer` does."""
     return str(url) == glob or fnmatchcase(str(url), glob)
 
 
 def load_answers(file: Path) -> list[GivenAnswer]:
-    """Raises CommandFailed for a file that cannot be read, or says something else."""
+    """Read the responses from a file.
+
+    Raises CommandFailed if the file cannot be read or has another format.
+    """
     try:
         found = orjson.loads(file.read_bytes())
     except OSError as error:
@@ -63,18 +66,24 @@ def _read_answer(item: Any, where: str) -> GivenAnswer:
 
 
 class Answers:
-    """The same question gets the same answer in every run."""
+    """Responses to requests. The same request gets the same response in every run."""
 
     def __init__(self, now: datetime, given: Sequence[GivenAnswer] = ()) -> None:
         self._given = given
         self._stripe = StripeObjects(now)
 
     def given(self, request: httpx.Request) -> GivenAnswer | None:
-        """What the user said; what was said last wins."""
+        """Return the user's response to the request, or None.
+
+        If several match, the last one wins.
+        """
         return next((answer for answer in reversed(self._given) if answer.fits(request)), None)
 
     def answer(self, request: httpx.Request, payload: Any) -> Any:
-        """`payload` is that of the event, or several, the newest first."""
+        """Return the body of a response.
+
+        `payload` is that of the event, or a list of several, the newest first.
+        """
         told = told_object(request, payload)
         if told is not None:
             return told

@@ -1,4 +1,4 @@
-"""The context of a rehearsed run: the real one, watched at every statement and call."""
+"""The context of a rehearsed run: the real one, observed at every statement and call."""
 
 import inspect
 import re
@@ -8,30 +8,37 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from gateway.errors import TransactionEnded
+from gateway.base.errors import TransactionEnded
+from gateway.base.model import Lease
+from gateway.config.registry import Subscription
 from gateway.ledger.deliveries import ENDED_EARLY
 from gateway.ledger.sessions import Sessions
-from gateway.model import Lease
-from gateway.registry import Subscription
-from gateway.run.bench import Workbench
-from gateway.run.context import Context, Database
-from gateway.run.effects import NotDone, Unknown
-from gateway.run.transaction import DeliveryTransaction
 from gateway.testing.rehearse.stand_ins import without_stand_ins
-from gateway.testing.rehearse.trace import Kind, Once, Run, inside
+from gateway.testing.rehearse.trace import Once, RehearsedRun, StepKind, inside
+from gateway.worker.context import (
+    NOT_GIVEN,
+    Context,
+    Database,
+    NotGiven,
+    Per,
+    mark_effects,
+)
+from gateway.worker.effects import NotDone, Unknown
+from gateway.worker.parts import WorkerContext
+from gateway.worker.transaction import DeliveryTransaction
 
 T = TypeVar("T")
 
 _SAVEPOINT: Final = re.compile(r"(savepoint|rollback to|release) ")
 _TALLY: Final = re.compile(r"\b(?:exists|count)\s*\(", re.IGNORECASE)
-"""A row that only says that there is none."""
+"""Matches queries that return a row even if they find nothing."""
 _STATUS: Final = re.compile(r"[A-Z ]+?(?: \d+)? (\d+)")
 
 
 class WatchedTransaction(DeliveryTransaction):
     """The transaction of one run, which can be committed without settling the delivery."""
 
-    def __init__(self, sessions: Sessions, timeout: timedelta, run: Run) -> None:
+    def __init__(self, sessions: Sessions, timeout: timedelta, run: RehearsedRun) -> None:
         super().__init__(sessions, timeout)
         self._run = run
 
@@ -70,7 +77,7 @@ class WatchedTransaction(DeliveryTransaction):
         return await self._watch(query, args, lambda: run_own(query, *args))
 
     async def commit(self) -> None:
-        """Keeps what was written. The delivery stays as it is, so that it can be run again."""
+        """Commit the handler's writes. The delivery stays as it is, so that it can run again."""
         async with self._turn:
             self._closed = True
             session = self._session
@@ -89,7 +96,7 @@ class WatchedTransaction(DeliveryTransaction):
         send: Callable[[], Awaitable[T]],
         count: Callable[[object], int | None] | None = None,
     ) -> T:
-        step = self._run.begin(Kind.STATEMENT, query, tuple(args))
+        step = self._run.begin(StepKind.STATEMENT, query, tuple(args))
         try:
             result = await send()
         except asyncpg.PostgresError as error:
@@ -102,12 +109,12 @@ class WatchedTransaction(DeliveryTransaction):
 
 
 class WatchedContext(Context):
-    """The real context on a watched transaction, with the calls inside `ctx.once` marked."""
+    """The real context on an observed transaction, with the calls inside `ctx.once` marked."""
 
     _transaction: WatchedTransaction
 
     def __init__(
-        self, *, lease: Lease, subscription: Subscription, bench: Workbench, run: Run
+        self, *, lease: Lease, subscription: Subscription, bench: WorkerContext, run: RehearsedRun
     ) -> None:
         super().__init__(lease=lease, subscription=subscription, bench=bench)
         self._transaction = WatchedTransaction(bench.work, subscription.timeout, run)
@@ -121,6 +128,7 @@ class WatchedContext(Context):
         *args: Any,
         unknown: Unknown = "retry",
         not_done: NotDone = (),
+        per: Per | NotGiven = NOT_GIVEN,
         **kwargs: Any,
     ) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -130,18 +138,19 @@ class WatchedContext(Context):
         self._run.check()
         if not callable(func):
             return await super().once(name, func, unknown=unknown)
-        with inside(Once(name=name, unknown=unknown)):
+        with inside(Once(name=name, unknown=unknown, per=None if per is NOT_GIVEN else str(per))):
             return await super().once(
-                name, call, *args, unknown=unknown, not_done=not_done, **kwargs
+                name, call, *args, unknown=unknown, not_done=not_done, per=per, **kwargs
             )
 
     async def commit(self) -> None:
-        """Keep what the handler wrote. The delivery stays as it is, so that it can be run again."""
+        """Commit the handler's writes. The delivery stays as it is, so that it can run again."""
+        await mark_effects(self)
         await self._transaction.commit()
 
 
 def _count(result: object) -> int | None:
-    """How many rows a statement found or changed."""
+    """Return how many rows a statement found or changed, or None if Postgres does not report it."""
     if isinstance(result, str):
         status = _STATUS.fullmatch(result)
         return int(status[1]) if status else None

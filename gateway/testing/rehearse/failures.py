@@ -1,14 +1,14 @@
-"""What helps a handler that fails when it is run once: an event is not always what it lacks."""
+"""Advice for a handler that fails in a single run. The cause is not always an unsuitable event."""
 
 import os
 import re
 import traceback
-from collections.abc import Iterator
 from typing import Final
 
 import asyncpg
 
-from gateway.testing.rehearse.stage import Performance
+from gateway.base.errors import causes
+from gateway.testing.rehearse.stage import EndedRun
 
 EVENT_ADVICE: Final = (
     "record an event on which it works with `gateway show ID --save FILE` and pass --event FILE"
@@ -36,12 +36,12 @@ _CONFLICT: Final = re.compile(
 _OF_ANSWERS: Final = (LookupError, AttributeError, TypeError, ValueError)
 
 
-def advise(performance: Performance) -> str:
-    """What to do about it."""
+def advise(performance: EndedRun) -> str:
+    """Return the advice for a failed run."""
     error = performance.raised
     if error is None:
         return EVENT_ADVICE
-    for cause in _causes(error):
+    for cause in causes(error):
         if advice := _advise_on_database(cause, performance):
             return advice
     if variable := _missing_variable(error):
@@ -52,7 +52,7 @@ def advise(performance: Performance) -> str:
     return EVENT_ADVICE
 
 
-def _advise_on_database(error: BaseException, performance: Performance) -> str | None:
+def _advise_on_database(error: BaseException, performance: EndedRun) -> str | None:
     match error:
         case asyncpg.UndefinedColumnError():
             return _column_advice(str(error))
@@ -82,7 +82,7 @@ def _column_advice(message: str) -> str:
     return f"add it to your schema: `alter table {table} add column {column} ...`"
 
 
-def _index_advice(performance: Performance) -> str:
+def _index_advice(performance: EndedRun) -> str:
     found = _NEEDS_INDEX.search(performance.error or "")
     for step in performance.run.steps:
         if found is None and step.error is not None:
@@ -93,16 +93,9 @@ def _index_advice(performance: Performance) -> str:
 
 
 def _missing_variable(error: BaseException) -> str | None:
-    """The variable that was not there, where `os.environ` itself raised."""
+    """Return the name of the missing variable if `os.environ` itself raised the error, or None."""
     if not isinstance(error, KeyError):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_environ = bool(frames) and frames[-1].f_code is type(os.environ).__getitem__.__code__
     return str(error.args[0]) if is_environ and error.args else None
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__

@@ -1,4 +1,4 @@
-"""What a schedule shows of a handler: where it ends differently, at which line, and what helps."""
+"""Findings of a rehearsal: the difference that a schedule shows, the line, and the advice."""
 
 import re
 import traceback
@@ -8,15 +8,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from gateway.testing.guard import Escape
 from gateway.testing.places import is_users
-from gateway.testing.rehearse.guard import Escape
-from gateway.testing.rehearse.stage import End, Performance
+from gateway.testing.rehearse.stage import End, EndedRun
 from gateway.testing.rehearse.tables import JOBS, Difference
-from gateway.testing.rehearse.trace import ExternalCall, Forgotten, Kind, Step, source_line
+from gateway.testing.rehearse.trace import ExternalCall, Forgotten, Step, StepKind, source_line
 
 
 class Fault(StrEnum):
-    """In what way a body cannot stand to be run twice."""
+    """The kind of failure when a body runs more than once."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -24,6 +24,10 @@ class Fault(StrEnum):
     RAISES = "raises"
     CALLED = "called"
     RACE = "race"
+    OVERLAP = "overlap"
+    LOST = "lost"
+    MEMORY = "memory"
+    SHARED_KEY = "shared key"
     ORDER = "order"
     ESCAPE = "escape"
     FORGOTTEN = "forgotten"
@@ -41,6 +45,15 @@ ADVICE: Final = {
     "ctx.idempotency_key() as Idempotency-Key lets the callee tell",
     Fault.RACE: "two runs at once do not see each other's rows: let a unique key decide "
     "(ctx.upsert, `on conflict`), or lock the row first (`select ... for update`)",
+    Fault.OVERLAP: "each run computes from rows that the other one changes: let the database add "
+    "(`set x = x + $1`), lock the row before you read it (`select ... for update`), or give the "
+    "handler order_by= with the path of what the two share (the customer's id)",
+    Fault.LOST: "the failure ends here, and nobody sees it: let the exception out, so that the "
+    "gateway runs the delivery again, or raise Retry or Reject",
+    Fault.MEMORY: "what a module keeps in memory is gone in the next process, and other workers do "
+    "not see it: let a unique key, ctx.once or once_per= decide what was done before",
+    Fault.SHARED_KEY: "the callee takes the second for a repeat and leaves it out: give each call "
+    "a key of its own, ctx.idempotency_key(name)",
     Fault.ORDER: "the last to arrive wins: give ctx.upsert a version= (event.occurred_at, or the "
     "object's updated_at), so that older state never overwrites newer",
     Fault.ESCAPE: "refused: a rehearsal can follow only what goes through ctx.http, ctx.stripe, "
@@ -66,9 +79,49 @@ ERROR_ADVICE: Final = {
     Fault.ORDER: "the older event comes last: write what each needs by itself, or raise Retry "
     "until the other one has been there",
 }
+UNCHECKED_ADVICE: Final = (
+    "an error is taken for a success: call raise_for_status() on the answer, so that the gateway "
+    "runs the delivery again"
+)
+OTHER_KEY_ADVICE: Final = (
+    "its idempotency key is another in every run: use ctx.idempotency_key(), which is the same"
+)
+OWN_RETRY_ADVICE: Final = (
+    "the first call may have been received although no answer came: leave the retry to the "
+    "gateway, and send ctx.idempotency_key() as Idempotency-Key"
+)
+BOTH_SEND_ADVICE: Final = (
+    "both find that it is still to be done: lock the row before you read it (`select ... for "
+    "update`), or act once per object, by @handler(..., order_by=...) or ctx.once(..., per=...)"
+)
+SKIPPED_ADVICE: Final = (
+    'ctx.once(..., unknown="skip") returns None after a call whose outcome is unknown: go on '
+    "without its result"
+)
+ONE_FACT_ADVICE: Final = (
+    "both events tell of one payment: act once per object, by @handler(..., "
+    'once_per="data.object.id") or ctx.once("name", func, ..., per=object_id)'
+)
+REPEATS: Final = (
+    "Stripe may tell of one change in two events, and the second one does this again: {what}. If "
+    'one is meant, act once per object: @handler(..., once_per="data.object.id") or '
+    "ctx.once(..., per=...)"
+)
+COMPENSATED: Final = (
+    "the delivery is done, and {tables} tells of the failure: see to it that something comes back "
+    "to it, or let the exception out"
+)
+SKIPPED: Final = (
+    'of {words} the second is skipped (once_per="{path}"): right if it is to happen once per such '
+    "value"
+)
 UNKNOWN_ADVICE: Final = (
-    "may be sent twice if the worker dies during the call: pass ctx.idempotency_key({name!r}) to "
-    'the callee, or unknown="skip" to ctx.once'
+    "may be sent twice if the worker dies during the call or its answer is lost: pass "
+    'ctx.idempotency_key({name!r}) to the callee, or unknown="skip" to ctx.once'
+)
+BLOCKING_ADVICE: Final = (
+    "blocks the worker: until it returns, no other delivery goes on and no lease is renewed; "
+    "use the asynchronous form (asyncio.sleep, ctx.http), or await asyncio.to_thread(...)"
 )
 REPEATED_ADVICE: Final = (
     "is sent again by a second run: fine where the callee takes {method} as the standard says"
@@ -76,8 +129,8 @@ REPEATED_ADVICE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that ends differently, by the shortest schedule that shows it."""
+class RehearsalFinding:
+    """One difference, with the shortest schedule that shows it."""
 
     fault: Fault
     schedule: str
@@ -88,16 +141,18 @@ class Finding:
     source: str | None
     advice: str
     statement: str | None = None
-    """The SQL that is thought to have made the difference."""
+    """The SQL statement that probably made the difference."""
     difference: Difference | None = None
     calls: tuple[ExternalCall, ...] = ()
-    """Every time that it was sent."""
+    """Each time that the call was sent."""
     expected_calls: int = 0
+    reference: str = "by a single run"
+    """The reference that it is compared with."""
     error: str | None = None
 
     @property
     def key(self) -> tuple[str, str]:
-        """Another schedule that shows the same is not worth telling."""
+        """The key for deduplication: only the first schedule with the same finding is reported."""
         if self.error is not None:
             return "error", self.place or self.error
         return ("table" if self.difference else self.fault, self.subject)
@@ -105,7 +160,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What was tried when something was found."""
+    """The schedule and event under which something was found."""
 
     schedule: str
     event: str
@@ -119,18 +174,21 @@ def of_table(
     steps: Sequence[Step],
     *,
     first_wins: bool = False,
-) -> Finding:
-    """Rows that differ."""
+    is_one_fact: bool = False,
+) -> RehearsalFinding:
+    """Create a finding for rows that differ."""
     step = _last_writer(steps, found.table)
     place = step.place if step else None
     advice = ADVICE[fault]
-    if found.table == JOBS:
+    if is_one_fact:
+        advice = ONE_FACT_ADVICE
+    elif found.table == JOBS:
         advice = JOBS_ADVICE.get(fault, advice)
     elif first_wins:
         advice = FIRST_WINS_ADVICE
     elif fault is Fault.ORDER and fault_of(found) is not Fault.CHANGED:
         advice = TOMBSTONE_ADVICE
-    return Finding(
+    return RehearsalFinding(
         fault=fault,
         schedule=situation.schedule,
         event=situation.event,
@@ -143,13 +201,20 @@ def of_table(
     )
 
 
-def of_error(situation: Situation, fault: Fault, performance: Performance) -> Finding:
-    """A run that raised, and was not to."""
+def of_error(
+    situation: Situation, fault: Fault, performance: EndedRun, *, is_skipped: bool = False
+) -> RehearsalFinding:
+    """Create a finding for a run that raised unexpectedly.
+
+    With `is_skipped`, a `ctx.once` in it returned None.
+    """
     place = place_of_error(performance.raised, situation.root)
     advice = ERROR_ADVICE.get(fault, ADVICE[Fault.RAISES])
     if performance.end in {End.REJECTED, End.DEFERRED}:
         advice = "a second run must end as the first did: return where there is nothing left to do"
-    return Finding(
+    elif is_skipped:
+        advice = SKIPPED_ADVICE
+    return RehearsalFinding(
         fault=fault,
         schedule=situation.schedule,
         event=situation.event,
@@ -161,16 +226,44 @@ def of_error(situation: Situation, fault: Fault, performance: Performance) -> Fi
     )
 
 
-def of_calls(situation: Situation, calls: Sequence[ExternalCall], expected: int) -> Finding:
-    """Something that was sent more often than by a single run."""
+def of_lost(
+    situation: Situation,
+    call: ExternalCall,
+    *,
+    missing: str | None,
+    found: Difference | None,
+    is_unchecked: bool,
+) -> RehearsalFinding:
+    """Create a finding for a delivery that is done although a call failed.
+
+    `missing` is the call that was never received.
+    """
+    subject = f"{missing} is lost: the delivery is done, and `gateway effects` is empty"
+    return RehearsalFinding(
+        fault=Fault.LOST,
+        schedule=situation.schedule,
+        event=situation.event,
+        subject=found.table if found else subject,
+        place=call.place,
+        source=source_line(situation.root, call.place),
+        advice=UNCHECKED_ADVICE if is_unchecked else ADVICE[Fault.LOST],
+        difference=found,
+    )
+
+
+def of_calls(
+    situation: Situation,
+    calls: Sequence[ExternalCall],
+    expected: int,
+    *,
+    advice: str | None = None,
+    reference: str = "by a single run",
+) -> RehearsalFinding:
+    """Create a finding for a call that was sent more often than by a single run."""
     last = calls[-1]
-    advice = ADVICE[Fault.CALLED]
-    if last.key is not None:
-        advice = (
-            "its idempotency key is another in every run: use ctx.idempotency_key(), "
-            "which is the same"
-        )
-    return Finding(
+    if advice is None:
+        advice = ADVICE[Fault.CALLED] if last.key is None else OTHER_KEY_ADVICE
+    return RehearsalFinding(
         fault=Fault.CALLED,
         schedule=situation.schedule,
         event=situation.event,
@@ -180,15 +273,18 @@ def of_calls(situation: Situation, calls: Sequence[ExternalCall], expected: int)
         advice=advice,
         calls=tuple(calls),
         expected_calls=expected,
+        reference=reference,
     )
 
 
-def of_escape(situation: Situation, escape: Escape) -> Finding:
-    """A way out that the rehearsal had to close."""
+def of_escape(situation: Situation, escape: Escape) -> RehearsalFinding:
+    """Create a finding for a connection or program that the rehearsal refused."""
     told = f"reaches {escape.target} by itself, not through ctx.http"
     if escape.is_program:
         told = f"starts the program {escape.target}"
-    return Finding(
+    elif escape.place is None:
+        told += ": a library does, in C or in a thread of its own"
+    return RehearsalFinding(
         fault=Fault.ESCAPE,
         schedule=situation.schedule,
         event=situation.event,
@@ -199,9 +295,40 @@ def of_escape(situation: Situation, escape: Escape) -> Finding:
     )
 
 
-def of_forgotten(situation: Situation, forgotten: Forgotten) -> Finding:
-    """A coroutine that nobody awaited."""
-    return Finding(
+def of_shared_key(
+    situation: Situation, first: ExternalCall, second: ExternalCall
+) -> RehearsalFinding:
+    """Create a finding for two different calls with the same idempotency key."""
+    return RehearsalFinding(
+        fault=Fault.SHARED_KEY,
+        schedule=situation.schedule,
+        event=situation.event,
+        subject=f"two different calls of {second.text} have the same idempotency key",
+        place=second.place,
+        source=source_line(situation.root, second.place),
+        advice=ADVICE[Fault.SHARED_KEY],
+    )
+
+
+def of_memory(situation: Situation, step: Step) -> RehearsalFinding:
+    """Create a finding for a step that is omitted because an earlier run did it.
+
+    The run that omits it has a new database.
+    """
+    return RehearsalFinding(
+        fault=Fault.MEMORY,
+        schedule=situation.schedule,
+        event=situation.event,
+        subject="leaves out what it did before, though its tables are as at first",
+        place=step.place,
+        source=source_line(situation.root, step.place),
+        advice=ADVICE[Fault.MEMORY],
+    )
+
+
+def of_forgotten(situation: Situation, forgotten: Forgotten) -> RehearsalFinding:
+    """Create a finding for a coroutine that was never awaited."""
+    return RehearsalFinding(
         fault=Fault.FORGOTTEN,
         schedule=situation.schedule,
         event=situation.event,
@@ -213,13 +340,13 @@ def of_forgotten(situation: Situation, forgotten: Forgotten) -> Finding:
 
 
 def writes(step: Step) -> bool:
-    """Whether it is a statement that is there to change something."""
+    """Return whether the step is a statement that is meant to change something."""
     text = _LOCK.sub("", step.text)
-    return step.kind is Kind.STATEMENT and _WRITE.search(text) is not None
+    return step.kind is StepKind.STATEMENT and _WRITE.search(text) is not None
 
 
 def fault_of(difference: Difference) -> Fault:
-    """What a second run did to the rows of a table."""
+    """Return the fault that describes how a second run changed the rows of a table."""
     if any(change.before and change.after for change in difference.changes):
         return Fault.CHANGED
     if any(change.before for change in difference.changes):
@@ -228,7 +355,7 @@ def fault_of(difference: Difference) -> Fault:
 
 
 def place_of_error(error: BaseException | None, root: Path) -> str | None:
-    """The innermost line of the user's that it went through."""
+    """Return the innermost line of the user's code in the error's traceback."""
     frames = traceback.walk_tb(error.__traceback__) if error else ()
     places = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
     theirs = [f"{file.relative_to(root)}:{line}" for file, line in places if is_users(file, root)]
@@ -236,8 +363,8 @@ def place_of_error(error: BaseException | None, root: Path) -> str | None:
 
 
 def _last_writer(steps: Iterable[Step], table: str) -> Step | None:
-    """The last statement that writes and names the table; else the last that writes."""
-    statements = [step for step in steps if step.kind is Kind.STATEMENT]
+    """Return the last statement that writes and names the table, or else the last that writes."""
+    statements = [step for step in steps if step.kind is StepKind.STATEMENT]
     writers = [step for step in statements if writes(step)] or statements
     name = re.escape(_LEDGER) if table == JOBS else re.escape(table.rpartition(".")[2])
     pattern = re.compile(rf"(?<!\w){name}(?!\w)", re.IGNORECASE)
@@ -246,7 +373,7 @@ def _last_writer(steps: Iterable[Step], table: str) -> Step | None:
 
 
 def _shown(step: Step) -> str | None:
-    """The SQL, unless it is our own."""
+    """Return the SQL, or None if it is the gateway's own."""
     return None if _LEDGER in step.text else " ".join(step.text.split())
 
 

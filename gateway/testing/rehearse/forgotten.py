@@ -1,4 +1,4 @@
-"""Coroutines that a handler forgot to await: Python only warns of them, and nothing happens."""
+"""Find coroutines that a handler forgot to await. Python only warns about them."""
 
 import re
 import warnings
@@ -17,7 +17,7 @@ _OWNERS: Final = {"Context": "ctx", "Database": "ctx.db"}
 
 @contextmanager
 def noting_forgotten(root: Path) -> Iterator[None]:
-    """For as long as it lasts, each run is told of the coroutines that its code let go."""
+    """Add the coroutines that were never awaited to their run while the block runs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _NEVER_AWAITED.pattern, RuntimeWarning)
         show = warnings.showwarning
@@ -43,6 +43,6 @@ def noting_forgotten(root: Path) -> Iterator[None]:
 
 
 def _as_written(name: str) -> str:
-    """As the handler calls it."""
+    """Return the name with which the handler calls it."""
     ours = _OURS.fullmatch(name)
     return f"{_OWNERS[ours['owner']]}.{ours['method']}" if ours else name

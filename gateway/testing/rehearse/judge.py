@@ -1,4 +1,4 @@
-"""Compares what came of a schedule with what came of a single run."""
+"""Compare the result of a schedule with the result of a single run."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -6,65 +6,93 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.testing.rehearse.findings import (
+    BOTH_SEND_ADVICE,
+    COMPENSATED,
+    ONE_FACT_ADVICE,
+    OWN_RETRY_ADVICE,
     REPEATED_ADVICE,
     UNKNOWN_ADVICE,
     Fault,
-    Finding,
+    RehearsalFinding,
     Situation,
     fault_of,
     of_calls,
     of_error,
+    of_lost,
+    of_shared_key,
     of_table,
 )
+from gateway.testing.rehearse.pairs import Pair
 from gateway.testing.rehearse.schedules import Trial
-from gateway.testing.rehearse.stage import End
-from gateway.testing.rehearse.tables import Difference, Masks, Table, compare, masked
-from gateway.testing.rehearse.trace import ExternalCall, Step
+from gateway.testing.rehearse.stage import End, EndedRun
+from gateway.testing.rehearse.tables import JOBS, Change, Difference, Masks, Table, compare, masked
+from gateway.testing.rehearse.trace import ExternalCall, RehearsedRun, Step
 
 Grouping = Callable[[ExternalCall], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standard:
-    """A single run (or two events in their order), and what of it counts."""
+class ReferenceRun:
+    """The reference: a single run (or two events in their order), and how to compare with it."""
 
     trial: Trial
     masks: Masks
     group: Grouping
+    again: Trial | None = None
+    """The same schedule in another database.
+
+    An action that is missing there (such as the request for an access token that is kept in memory)
+    is not counted as missing in other runs either.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
 class Judge:
-    """Collects what is found, each thing once."""
+    """Collects the findings, without duplicates."""
 
     root: Path
-    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    findings: dict[tuple[str, str], RehearsalFinding] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    repeats: dict[str, None] = field(default_factory=dict)
+    """Actions that a second event of the same change repeats, although that may be intended."""
 
-    def add(self, finding: Finding) -> None:
-        """What was found first was found by the shorter schedule."""
+    def add(self, finding: RehearsalFinding) -> None:
+        """Add a finding.
+
+        The first one with its key stays, because its schedule is the shorter one.
+        """
         self.findings.setdefault(finding.key, finding)
 
+    def has_found(self, fault: Fault) -> bool:
+        """Return whether there is a finding of this kind."""
+        return any(finding.fault is fault for finding in self.findings.values())
+
     def note(self, text: str, about: str | None = None) -> None:
-        """Something that is no finding; of what it is about, only once."""
+        """Add a note, which is not a finding. There is only one note for each value of `about`."""
         self.notes.setdefault(about or text, text)
 
     def weigh(
         self,
         tables: Sequence[Table],
-        standard: Standard,
+        standard: ReferenceRun,
         trial: Trial,
         event: str,
         fault: Fault | None = None,
         *,
         is_one_time: bool = False,
     ) -> None:
-        """Adds whatever ends differently. `fault` is that of rows that do, where the schedule says
-        more of it than the rows. With `is_one_time`, the first of two events may win."""
+        """Add each difference from the reference as a finding.
+
+        `fault` overrides the fault of rows that differ, if the schedule is more specific than the
+        rows. With `is_one_time`, the first of two events may win.
+        """
         situation = Situation(schedule=trial.words, event=event, root=self.root)
         self._weigh_ends(standard, trial, situation, fault)
         steps = list(_steps(trial))
-        for found in compare(tables, standard.trial.state, trial.state, standard.masks):
+        differences = compare(tables, standard.trial.state, trial.state, standard.masks)
+        for found in () if _has_failed(trial) else differences:
+            if trial.has_unknown_effects and all(map(_is_emptied, found.changes)):
+                continue  # the result of a call that `gateway effects` lists
             first_wins = _first_wins(standard, trial, found)
             if not (first_wins and is_one_time):
                 self.add(
@@ -74,24 +102,163 @@ class Judge:
                 )
         self._weigh_calls(standard, trial, situation)
 
+    def weigh_overlap(
+        self, tables: Sequence[Table], serial: Sequence[ReferenceRun], trial: Trial, event: str
+    ) -> None:
+        """Add each result that differs from both orders in which two events can run."""
+        situation = Situation(schedule=trial.words, event=event, root=self.root)
+        ends = {performance.end for one in serial for performance in one.trial.last}
+        for performance in trial.last:
+            if performance.end not in {*ends, End.DONE, End.LOST}:
+                self.add(of_error(situation, Fault.OVERLAP, performance))
+        differences = [compare(tables, one.trial.state, trial.state, one.masks) for one in serial]
+        steps = list(_steps(trial))
+        for found in () if _has_failed(trial) else min(differences, key=_size):
+            self.add(of_table(situation, Fault.OVERLAP, found, steps))
+        expected = [_grouped(_calls(one.trial), one.group) for one in serial]
+        for group, calls in _grouped(_calls(trial), serial[0].group).items():
+            most = max((one.get(group, []) for one in expected), key=_told_apart)
+            if _told_apart(calls) > _told_apart(most):
+                self.add(
+                    of_calls(
+                        situation,
+                        calls,
+                        len(most),
+                        advice=BOTH_SEND_ADVICE,
+                        reference="one after the other",
+                    )
+                )
+
+    def weigh_keys(self, trial: Trial, event: str) -> None:
+        """Add a finding for different calls with one idempotency key."""
+        situation = Situation(schedule=trial.words, event=event, root=self.root)
+        seen: dict[tuple[str, str], ExternalCall] = {}
+        for call in _calls(trial):
+            if call.key is None:
+                continue
+            first = seen.setdefault((call.text, call.key), call)
+            if first.content != call.content:
+                self.add(of_shared_key(situation, first, call))
+
+    def weigh_jobs(
+        self, tables: Sequence[Table], standard: ReferenceRun, trial: Trial, event: str
+    ) -> None:
+        """Add a finding for jobs of two different objects of which only the first is published."""
+        situation = Situation(schedule=trial.words, event=event, root=self.root)
+        found = compare(tables, standard.trial.state, trial.state, standard.masks)
+        for jobs in (difference for difference in found if difference.table == JOBS):
+            self.add(of_table(situation, Fault.ORDER, jobs, list(_steps(trial))))
+
+    def weigh_repeat(self, tables: Sequence[Table], standard: ReferenceRun, pair: Pair) -> None:
+        """Add the actions that the second of two events of one change repeats.
+
+        It is a finding if the handler takes two types that are sent together. Otherwise it is a
+        note, because it may be intended.
+        """
+        trial = standard.trial
+        is_alike = pair.is_repeat or pair.is_one_fact
+        if not is_alike or pair.before or len(trial.performances) != 2 or trial.first_state is None:
+            return
+        situation = Situation(schedule=trial.words, event=pair.label, root=self.root)
+        first, second = ([*_calls_of(performance)] for performance in trial.performances)
+        for again in second:
+            before = [call for call in first if _is_again(call, again, pair, standard.group)]
+            if before and pair.is_one_fact:
+                self.add(of_calls(situation, [before[0], again], 1, advice=ONE_FACT_ADVICE))
+            elif before:
+                self.repeats.setdefault(f"{again.text} ({again.place})")
+        for found in compare(tables, trial.first_state, trial.state, standard.masks):
+            columns = _doubled(found)
+            if columns and pair.is_one_fact:
+                steps = list(_steps(trial))
+                self.add(of_table(situation, Fault.CHANGED, found, steps, is_one_fact=True))
+            elif columns and pair.is_one_time:
+                self.repeats.update(dict.fromkeys(f"{found.table}.{name}" for name in columns))
+
+    def weigh_outage(
+        self, tables: Sequence[Table], standard: ReferenceRun, trial: Trial, event: str
+    ) -> None:
+        """Add a finding for actions that are repeated or silently lost.
+
+        An action is silently lost if the delivery is done and `gateway effects` lists nothing.
+        """
+        situation = Situation(schedule=trial.words, event=event, root=self.root)
+        [last] = trial.last
+        if last.end in {End.FAILED, End.LATE}:
+            is_skipped = trial.has_unknown_effects
+            self.add(of_error(situation, Fault.RAISES, last, is_skipped=is_skipped))
+        self._weigh_calls(standard, trial, situation, least=1)  # to another service instead
+        if last.end is End.DONE and not trial.has_unknown_effects:
+            self._weigh_lost(tables, standard, trial, situation)
+
+    def _weigh_lost(
+        self, tables: Sequence[Table], standard: ReferenceRun, trial: Trial, situation: Situation
+    ) -> None:
+        first = trial.performances[0].run
+        failed = next((call for call in first.calls if call.outage is not None), None)
+        if failed is None or failed.outage is None:
+            return
+        is_unchecked = failed.outage.status is not None and not first.has_seen_status
+        received = _grouped(_calls(trial), standard.group)
+        usual = standard.again or standard.trial
+        expected = _grouped(_calls(usual), standard.group)
+        missing = [
+            calls[0].text
+            for group, calls in expected.items()
+            if _told_apart(received.get(group, [])) < _told_apart(calls)
+        ]
+        differences = compare(tables, standard.trial.state, trial.state, standard.masks)
+        is_sent_otherwise = not received.keys() <= expected.keys()
+        telling = [found.table for found in differences if any(map(_tells, found.changes))]
+        has_less = any(change.after is None for found in differences for change in found.changes)
+        if not (missing or has_less or (is_unchecked and differences)):
+            return
+        if is_sent_otherwise and not (has_less or is_unchecked):
+            return  # another service was called because the first one is down
+        if telling and not is_unchecked:
+            text = COMPENSATED.format(tables=", ".join(telling))
+            self.note(f"{situation.schedule}: {text}", f"lost {failed.place}")
+            return
+        self.add(
+            of_lost(
+                situation,
+                failed,
+                missing=missing[0] if missing else None,
+                found=None if missing else differences[0],
+                is_unchecked=is_unchecked,
+            )
+        )
+
     def _weigh_ends(
-        self, standard: Standard, trial: Trial, situation: Situation, fault: Fault | None
+        self, standard: ReferenceRun, trial: Trial, situation: Situation, fault: Fault | None
     ) -> None:
         expected = {performance.end for performance in standard.trial.last}
         for performance in trial.last:
             if performance.end not in {*expected, End.DONE, End.LOST, End.KILLED}:
-                self.add(of_error(situation, fault or Fault.RAISES, performance))
+                is_skipped = trial.has_unknown_effects
+                self.add(
+                    of_error(situation, fault or Fault.RAISES, performance, is_skipped=is_skipped)
+                )
 
-    def _weigh_calls(self, standard: Standard, trial: Trial, situation: Situation) -> None:
+    def _weigh_calls(
+        self, standard: ReferenceRun, trial: Trial, situation: Situation, *, least: int = 0
+    ) -> None:
+        """Add a finding for each call that is sent too often.
+
+        `least` is how often a call may be made that a single run does not make.
+        """
         expected = _grouped(_calls(standard.trial), standard.group)
         for group, calls in _grouped(_calls(trial), standard.group).items():
             before = expected.get(group, [])
-            if _told_apart(calls) <= _told_apart(before):
+            most = max(_told_apart(before), least)
+            if _told_apart(calls) <= most:
                 self._note_repeats(calls, before)
-            elif _told_apart(_unforgiven(calls, trial)) <= _told_apart(before):
+            elif _told_apart(_unforgiven(calls, trial)) <= most:
                 self._note_unknown(calls)
             else:
-                self.add(of_calls(situation, calls, len(before)))
+                is_own_retry = _is_own_retry(calls, trial, len(before))
+                advice = OWN_RETRY_ADVICE if is_own_retry else None
+                self.add(of_calls(situation, calls, len(before), advice=advice))
 
     def _note_unknown(self, calls: Sequence[ExternalCall]) -> None:
         last = calls[-1]
@@ -107,8 +274,8 @@ class Judge:
             self.note(f"{last.text} ({last.place}) {advice}", f"{method} {last.place}")
 
 
-def _first_wins(standard: Standard, trial: Trial, found: Difference) -> bool:
-    """Whether in either order each row that differs was left as the first event made it."""
+def _first_wins(standard: ReferenceRun, trial: Trial, found: Difference) -> bool:
+    """Return whether, in both orders, each differing row was left as the first event wrote it."""
     in_order, in_reverse = standard.trial.first_state, trial.first_state
     if in_order is None or in_reverse is None:
         return False
@@ -118,24 +285,29 @@ def _first_wins(standard: Standard, trial: Trial, found: Difference) -> bool:
 
 
 def choose_grouping(one: Trial, other: Trial) -> Grouping:
-    """Calls are the same by what they say; where that differs from run to run, by their line."""
+    """Group calls by their text, or by their line if the text differs from run to run."""
     texts = [sorted(call.text for call in _calls(trial)) for trial in (one, other)]
     return by_text if texts[0] == texts[1] else by_place
 
 
 def by_text(call: ExternalCall) -> str:
-    """Where every run says the same."""
+    """Group calls by their text, if it is the same in every run."""
     return call.text
 
 
 def by_place(call: ExternalCall) -> str:
-    """Where every run says something else."""
+    """Group calls by their line, if their text differs in every run."""
     return call.place or call.text.partition(" ")[0]
 
 
 def _calls(trial: Trial) -> Iterator[ExternalCall]:
     for performance in trial.performances:
-        yield from (call for call in performance.run.calls if call.is_write)
+        yield from _calls_of(performance)
+
+
+def _calls_of(performance: EndedRun) -> Iterator[ExternalCall]:
+    """Yield the writing calls that the callee has received."""
+    yield from (call for call in performance.run.calls if call.is_write and call.is_received)
 
 
 def _steps(trial: Trial) -> Iterator[Step]:
@@ -151,7 +323,11 @@ def _grouped(calls: Iterable[ExternalCall], group: Grouping) -> Mapping[str, lis
 
 
 def _told_apart(calls: Sequence[ExternalCall]) -> int:
-    """How many the callee sees: those with one key are one, and so are repeats of a PUT."""
+    """Return how many distinct calls the callee sees.
+
+    Calls with the same idempotency key count once, and so do repeats of a PUT with the same
+    content.
+    """
     keys = {call.key for call in calls if call.key is not None}
     others = [call for call in calls if call.key is None]
     repeats = {call.content for call in others if call.is_repeatable}
@@ -159,8 +335,11 @@ def _told_apart(calls: Sequence[ExternalCall]) -> int:
 
 
 def _unforgiven(calls: Sequence[ExternalCall], trial: Trial) -> list[ExternalCall]:
-    """Without those of a run that was killed during their `ctx.once`, where a later run said them
-    again under its name: whether they had arrived could not be known."""
+    """Return the calls without those whose outcome `ctx.once` could not know.
+
+    These are the calls of a run that was killed during their `ctx.once`, and the first call that
+    failed in a `ctx.once` with the calls before it, if a later run repeated them under its name.
+    """
     killed = [p.run for p in trial.performances if p.end is End.KILLED and p.run.steps]
     others = [p.run for p in trial.performances if p.end is not End.KILLED]
     again = {call.once for run in others for call in run.calls}
@@ -170,4 +349,68 @@ def _unforgiven(calls: Sequence[ExternalCall], trial: Trial) -> list[ExternalCal
         for call in run.calls
         if call.once is not None and call.once == run.steps[-1].once and call.once in again
     ]
+    later = {call.once for call in _calls_of(trial.performances[-1])}
+    for performance in trial.performances[:-1]:
+        unanswered = _until_failure(performance.run)
+        forgiven += [call for call in unanswered if call.once is not None and call.once in later]
     return [call for call in calls if not any(call is other for other in forgiven)]
+
+
+def _until_failure(run: RehearsedRun) -> list[ExternalCall]:
+    """Return the first call that failed, and those before it in the same `ctx.once`."""
+    first = next((n for n, call in enumerate(run.calls) if call.outage is not None), -1)
+    return [call for call in run.calls[: first + 1] if call.once == run.calls[first].once]
+
+
+def _is_own_retry(calls: Sequence[ExternalCall], trial: Trial, expected: int) -> bool:
+    """Return whether one run alone sent more than a single run does, to a callee that was down."""
+    failing = [p.run for p in trial.performances if p.run.failing is not None]
+    return any(
+        sum(any(call is own for own in run.calls) for call in calls) > expected for run in failing
+    )
+
+
+def _is_again(call: ExternalCall, again: ExternalCall, pair: Pair, group: Grouping) -> bool:
+    """Return whether the second event's call repeats the first one's, unnoticed by the callee."""
+    if again.is_repeatable or group(call) != group(again):
+        return False
+    if call.key is not None and call.key == again.key:
+        return False
+    older, newer = pair.older.envelope.id, pair.newer.envelope.id
+    return not pair.is_one_fact or call.content.replace(older, newer) == again.content
+
+
+def _doubled(found: Difference) -> list[str]:
+    """Return the columns in which the second event added the same value again."""
+    return list(
+        dict.fromkeys(
+            column
+            for change in found.changes
+            if change.before is not None and change.after is not None
+            for column, value in change.before.items()
+            if isinstance(value, int | float) and value and change.after.get(column) == 2 * value
+        )
+    )
+
+
+def _has_failed(trial: Trial) -> bool:
+    """Return whether a run failed permanently. Its rows are then missing, which is expected."""
+    return any(performance.end in {End.FAILED, End.LATE} for performance in trial.last)
+
+
+def _size(differences: Sequence[Difference]) -> int:
+    return sum(len(found.changes) for found in differences)
+
+
+def _is_emptied(change: Change) -> bool:
+    """Return whether the row differs only in values that are missing."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return False
+    return all(value is None for name, value in after.items() if value != before.get(name))
+
+
+def _tells(change: Change) -> bool:
+    """Return whether a row has a value that it does not have after a successful run."""
+    before, after = change.before or {}, change.after or {}
+    return any(value is not None and value != before.get(name) for name, value in after.items())

@@ -1,7 +1,7 @@
-"""Rows that a handler looked for in vain, made up so that its statements find something.
+"""Invent rows that a handler looked for but did not find, so that its statements find something.
 
 On an empty database `update accounts set balance = balance + 1 where id = $1` changes nothing, and
-nothing could be said of it.
+the rehearsal could conclude nothing from it.
 """
 
 import re
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.run.upsert import quote
 from gateway.testing.rehearse.tables import Column, Table
-from gateway.testing.rehearse.trace import Kind, Step
+from gateway.testing.rehearse.trace import Step, StepKind
+from gateway.worker.upsert import quote
 
 _NOISE: Final = re.compile(
     r"--[^\n]*|/\*.*?\*/|\b(?:for(?:\s+no\s+key)?|do)\s+update\b", re.IGNORECASE | re.DOTALL
@@ -33,7 +33,7 @@ _EQUAL: Final = re.compile(
 )
 _JOINED: Final = re.compile(rf'(?<![\w."]){_COLUMN}\s*=\s*{_COLUMN}(?![\w."(])')
 _UNSET: Final = re.compile(r"\bset\b.*?(?=\bfrom\b|\bwhere\b|$)", re.IGNORECASE | re.DOTALL)
-"""What an update sets tells nothing of the row that it looks for."""
+"""Matches the SET clause of an update, which says nothing about the row that it looks for."""
 
 _FILLERS: Final = {"N": "0", "S": "''", "B": "false", "D": "'2000-01-01'", "T": "'0'", "A": "'{}'"}
 """By the category of the type."""
@@ -49,7 +49,7 @@ _FILLERS_BY_TYPE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeUp:
-    """A row to be put into a table."""
+    """A row to insert into a table."""
 
     table: str
     sql: str
@@ -58,21 +58,23 @@ class MadeUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a column is to hold: SQL, or an argument."""
+    """The value of a column: SQL, or an argument."""
 
     sql: str | None = None
     argument: Any = None
 
 
 def needs_rows(step: Step) -> bool:
-    """Whether nothing can be said of the statement without a row. To delete what is not there
-    does make sense."""
-    is_statement = step.kind is Kind.STATEMENT and step.rows is not None
+    """Return whether the rehearsal can conclude nothing from the statement without a row.
+
+    A delete is not included, because to delete a row that does not exist is meaningful.
+    """
+    is_statement = step.kind is StepKind.STATEMENT and step.rows is not None
     return is_statement and _NEEDS.search(_plain(step)) is not None
 
 
 def wanted_rows(steps: Iterable[Step], tables: Sequence[Table]) -> Iterator[MadeUp]:
-    """Rows for each statement that found none: one in each table in which it looked."""
+    """Yield rows for each statement that found none: one in each table in which it looked."""
     seen: set[str] = set()
     for step in steps:
         if not _is_in_vain(step):
@@ -88,7 +90,7 @@ def wanted_rows(steps: Iterable[Step], tables: Sequence[Table]) -> Iterator[Made
 def _known(
     table: Table, alias: str, plain: str, arguments: Sequence[Any]
 ) -> Iterator[tuple[str, Given]]:
-    """What the statement tells of the columns of a row that it looks for."""
+    """Yield the values that the statement requires in the columns of a row that it looks for."""
     columns = {column.name: column for column in table.columns}
     own = {"", table.name, alias}
     looked = _UNSET.sub(" ", plain)
@@ -104,7 +106,7 @@ def _known(
 
 
 def _given(looked: str, arguments: Sequence[Any]) -> Iterator[tuple[tuple[str, str], Given]]:
-    """By qualifier and name of a column: what it is compared with."""
+    """Yield the values with which columns are compared, by qualifier and name of the column."""
     for qualifier, name, number, literal in _EQUAL.findall(looked):
         if literal:
             yield (qualifier, name), Given(sql=literal)
@@ -113,14 +115,17 @@ def _given(looked: str, arguments: Sequence[Any]) -> Iterator[tuple[tuple[str, s
 
 
 def _first(argument: Any) -> Any:
-    """Of a list that is compared with `any`, one value."""
+    """Return the first value of a list that is compared with `any`, or else the argument."""
     return argument[0] if isinstance(argument, list | tuple) and argument else argument
 
 
 def _is_in_vain(step: Step) -> bool:
-    """Whether it looked for rows and found none. Of `executemany`, and of a `with` whose
-    parts change rows, no count tells."""
-    if step.kind is not Kind.STATEMENT or step.error is not None:
+    """Return whether the statement looked for rows and found none.
+
+    There is no row count for `executemany`, nor for a `with` whose parts change rows, so they may
+    have found none.
+    """
+    if step.kind is not StepKind.STATEMENT or step.error is not None:
         return False
     plain = _plain(step)
     is_untold = step.rows is None or plain.lower().startswith("with")

@@ -5,19 +5,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from gateway.testing.guard import current_guard
+from gateway.testing.rehearse.outages import MAIL
 from gateway.testing.rehearse.trace import current_run
 
 SAID: Final = b"recorded by a rehearsal"
 SILENCED: Final = ("ehlo", "helo", "starttls", "login", "rset", "noop", "verify")
 CODES: Final = {"QUIT": 221, "DATA": 354, "STARTTLS": 220, "AUTH": 235}
-"""What a server answers where all is well, if not 250 (https://www.rfc-editor.org/rfc/rfc5321)."""
+"""Reply codes of a successful command, if not 250 (https://www.rfc-editor.org/rfc/rfc5321)."""
 
 
 @contextmanager
 def recorded_mail() -> Iterator[None]:
-    """For as long as it lasts, `smtplib` talks to nobody.
+    """Keep `smtplib` from connecting to any server while the block runs.
 
-    The methods are replaced, not the classes: a module may hold `SMTP` under a name of its own.
+    The methods are replaced, not the classes, because a module may have imported `SMTP` under a
+    name of its own.
     """
     replaced = {**dict.fromkeys(SILENCED, _fine), **REPLACED}
     kept = {name: getattr(smtplib.SMTP, name) for name in replaced}
@@ -38,6 +41,9 @@ def _fine(*_: object, **__: object) -> tuple[int, bytes]:
 
 
 def _greet(*_: object, **__: object) -> tuple[int, bytes]:
+    guard = current_guard()
+    if guard is not None:
+        guard.note_blocking("smtplib.SMTP.connect")
     return 220, SAID
 
 
@@ -60,7 +66,9 @@ def _sendmail(
     content = msg if isinstance(msg, str) else msg.decode("utf-8", "replace")
     run = current_run()
     if run is not None:
-        run.call(f"e-mail to {receivers}", content, is_write=True)
+        outage = run.call(f"e-mail to {receivers}", content, is_write=True, outages=MAIL)
+        if outage is not None and outage.error is not None:
+            raise outage.error()
     return {}
 
 

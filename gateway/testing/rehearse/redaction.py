@@ -1,4 +1,4 @@
-"""Reports without secrets: they are read in the logs of builds."""
+"""Remove secrets from reports, because they are read in the logs of builds."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -10,7 +10,7 @@ from gateway.testing.rehearse.trace import without_secrets
 
 
 def without_secrets_in(report: Report) -> Report:
-    """The same, with every text in it as it may be printed: rows, SQL, errors, code."""
+    """Return the report with the secrets removed from every text: rows, SQL, errors, code."""
     shown: Report = _shown(report)
     return shown
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a rehearsal as Ctrl-C does: nothing of it is left running."""
+"""End a rehearsal on SIGTERM and SIGHUP as on Ctrl-C, so that nothing is left running."""
 
 import asyncio
 import signal
@@ -13,15 +13,18 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Unwinding:
-    """What to unwind: the task that is under way, or whatever the process is at."""
+    """Ends the running task on a signal, or the process if no task is running."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
         self._signum: int | None = None
 
     def run(self, runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
-        """Runs it to its end, or to that of its clearing up. Raises SystemExit then: raised by
-        the signal itself, it would end up in the handler that is being rehearsed."""
+        """Run the coroutine to its end, or until it has cleaned up after a signal.
+
+        Raises SystemExit in that case. If the signal handler raised it, it would end up in the
+        handler that is being rehearsed.
+        """
         try:
             runner.run(self._watch(work))
         except asyncio.CancelledError:
@@ -37,7 +40,7 @@ class Unwinding:
             self._task = None
 
     def hear(self, signum: int, _: FrameType | None) -> None:
-        """The signal is here."""
+        """Handle the signal."""
         self._signum = signum
         if self._task is None:
             sys.exit(128 + signum)
@@ -46,7 +49,7 @@ class Unwinding:
 
 @contextmanager
 def unwinding() -> Iterator[Unwinding]:
-    """For as long as something runs that must not be left behind."""
+    """Handle the signals while the block runs, so that its cleanup runs too."""
     found = Unwinding()
     if threading.current_thread() is not threading.main_thread():
         yield found

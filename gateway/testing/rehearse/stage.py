@@ -1,4 +1,4 @@
-"""Runs a handler's body against the real ledger, and commits it without settling its delivery."""
+"""Run a handler's body on the real ledger, and commit it without settling its delivery."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,27 +13,26 @@ import asyncpg
 import httpx
 import orjson
 
-from gateway.errors import Defer, LeaseLost, Reject, Retry
+from gateway.base.errors import Defer, LeaseLost, Reject, Retry
+from gateway.base.model import Event, Lease
+from gateway.base.secrets import Secret
+from gateway.config.project import Project
+from gateway.config.registry import Subscription
 from gateway.ledger.connection import CONTENDED
-from gateway.ledger.sealed import OPEN
-from gateway.model import Event, Lease
-from gateway.project import Project
-from gateway.registry import Subscription
-from gateway.run.bench import Workbench
-from gateway.run.context import transaction_of
-from gateway.run.policy import summary
-from gateway.secrets import Secret
+from gateway.ledger.encryption import OPEN
 from gateway.testing.rehearse.answers import Answers, GivenAnswer
 from gateway.testing.rehearse.context import WatchedContext
-from gateway.testing.rehearse.events import AGE, Occasion
-from gateway.testing.rehearse.guard import ours
+from gateway.testing.rehearse.database import LONGEST_S, RehearsalDatabase, build_scene
+from gateway.testing.rehearse.events import AGE, RehearsedEvent
 from gateway.testing.rehearse.made_up import MadeUp
-from gateway.testing.rehearse.scene import LONGEST_S, Scene, build_scene
 from gateway.testing.rehearse.stand_ins import StandIn
 from gateway.testing.rehearse.tables import State, Table
-from gateway.testing.rehearse.trace import Kind, Run, running
-from gateway.testing.rehearse.wire import Wire
-from gateway.testing.throwaway import Throwaway
+from gateway.testing.rehearse.trace import RehearsedRun, StepKind, running
+from gateway.testing.rehearse.wire import RecordingTransport
+from gateway.testing.throwaway import Databases
+from gateway.worker.context import transaction_of
+from gateway.worker.parts import WorkerContext
+from gateway.worker.policy import summary
 
 API_KEY: Final = b"sk_test_rehearsal"
 
@@ -42,13 +41,14 @@ update gateway.deliveries
 set status = 'running', runs = runs + 1, lease_token = gen_random_uuid(), leased_at = now(),
     leased_until = now() + interval '1 day'
 where id = $1
-returning lease_token
+returning lease_token, runs
 """
 _IS_BLOCKED: Final = """
 select exists (select from pg_stat_activity
                where datname = current_database() and backend_type = 'client backend'
                  and wait_event_type = 'Lock')
 """
+_UNKNOWN: Final = "select exists (select from gateway.effects where status <> 'done')"
 _JOBS: Final = """
 select event_id, type, body from gateway.events
 where provider = 'publish' and route = $1
@@ -70,7 +70,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
+class RehearsedDelivery:
     """An event that was claimed for a handler."""
 
     delivery_id: int
@@ -79,21 +79,21 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Performance:
+class EndedRun:
     """A run that has ended."""
 
-    run: Run
+    run: RehearsedRun
     end: End
     error: str | None = None
     raised: BaseException | None = None
 
 
-class Stage:
-    """Where runs take place."""
+class RehearsalStage:
+    """The environment of the runs: a temporary database, the HTTP client and the resources."""
 
     def __init__(
         self,
-        throwaway: Throwaway,
+        databases: Databases,
         project: Project,
         root: Path,
         started_at: datetime,
@@ -101,75 +101,90 @@ class Stage:
         answers: Sequence[GivenAnswer] = (),
         reads: Sequence[str] = (),
     ) -> None:
-        self._throwaway = throwaway
+        self._databases = databases
         self._project = project
         self._root = root
         self._started_at = started_at
-        wire = Wire(Answers(started_at - AGE, answers), reads)
+        wire = RecordingTransport(Answers(started_at - AGE, answers), reads)
         self._http = httpx.AsyncClient(transport=wire, trust_env=False)
-        self._scene: Scene | None = None
+        self._scene: RehearsalDatabase | None = None
         self._claims = 0
 
     async def close(self) -> None:
-        """Leaves no connection and no database behind."""
+        """Close all connections and drop the database."""
         await self._strike()
         await self._http.aclose()
 
     async def fresh(self, rows: Sequence[MadeUp] = (), *, is_skewed: bool = False) -> None:
-        """A database as the schema makes it, with these rows. With `is_skewed`, its sequences have
-        moved on."""
+        """Restore the database to the schema's initial state, and insert these rows.
+
+        With `is_skewed`, its sequences have advanced.
+        """
         if self._scene is None or not await self._scene.is_swept():
             await self._strike()
-            with ours():
-                self._scene = await build_scene(self._throwaway, self._started_at)
+            self._scene = await build_scene(self._databases, self._started_at)
         await self._scene.fill(rows)
         if is_skewed:
             await self._scene.skew()
         self._claims = 0
 
     async def renew(self) -> None:
-        """Gives up a database of which nothing is known any more."""
+        """Replace a database whose state is unknown."""
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             await self._strike()
         await self.fresh()
 
     async def accepts(self, rows: Sequence[MadeUp]) -> bool:
-        """Whether such rows can be in the database as the schema makes it."""
+        """Return whether the database accepts such rows in its initial state."""
         try:
             await self.fresh(rows)
         except (asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
         return True
 
-    async def deliver(self, occasion: Occasion, subscription: Subscription) -> Delivered:
-        """Claims the event for the handler. What is claimed later was received later."""
+    async def deliver(
+        self, occasion: RehearsedEvent, subscription: Subscription
+    ) -> RehearsedDelivery:
+        """Claim the event for the handler.
+
+        An event that is claimed later has a later `received_at`.
+        """
         self._claims += 1
         received_at = self._started_at + timedelta(milliseconds=self._claims)
         claim = occasion.claim(subscription.handler, received_at)
-        with ours():
-            claimed = await self._here.claimer.claim(claim)
-        return Delivered(
+        claimed = await self._here.claimer.claim(claim)
+        return RehearsedDelivery(
             delivery_id=claimed.delivery_ids[0],
             subscription=subscription,
             event=occasion.event(received_at),
         )
 
-    def make_run(self, **stops: Any) -> Run:
-        """One that is yet to be performed, with what stops it."""
-        return Run(root=self._root, **stops)
+    def make_run(self, **stops: Any) -> RehearsedRun:
+        """Return a run that has not started, with the points at which it stops."""
+        return RehearsedRun(root=self._root, **stops)
 
     async def perform(
-        self, delivered: Delivered, run: Run | None = None, *, told: Sequence[Any] = ()
-    ) -> Performance:
-        """Runs the body once, under a new lease, and commits what it wrote. `told` are payloads
-        that are known by then, the newest first; else only the event's own is."""
+        self,
+        delivered: RehearsedDelivery,
+        run: RehearsedRun | None = None,
+        *,
+        told: Sequence[Any] = (),
+        attempt: int = 1,
+    ) -> EndedRun:
+        """Run the body once under a new lease, and commit its writes.
+
+        `told` are the payloads that are known at this point, the newest first. The default is the
+        event's own payload.
+        """
         run = run or self.make_run()
         run.told = list(told) or [delivered.event.payload]
+        [row] = await self._here.control.fetch(_LEASE, delivered.delivery_id)
         lease = Lease(
             delivery_id=delivered.delivery_id,
-            token=await self._here.control.fetchval(_LEASE, delivered.delivery_id),
+            token=row["lease_token"],
+            run=row["runs"],
             handler=delivered.subscription.handler,
-            attempt=1,
+            attempt=attempt,
             event=delivered.event,
         )
         context = WatchedContext(
@@ -179,58 +194,67 @@ class Stage:
             run=run,
         )
         with running(run):
-            raised = await _raised_by(delivered, context, run)
+            raised, is_late = await _raised_by(delivered, context, run)
         if run.is_killed:
             transaction_of(context).abandon()
         else:
             await transaction_of(context).close()
-        return _ended(run, raised)
+        return _ended(run, raised, is_late=is_late)
 
     async def state(self) -> State:
-        """What is in the user's tables now."""
+        """Return the current contents of the user's tables."""
         return await self._here.state()
 
     @property
     def pristine(self) -> State:
-        """What the schema leaves in the user's tables."""
+        """The initial contents of the user's tables, as created by the schema."""
         return self._here.pristine
 
     async def jobs(self, queue: str) -> list[tuple[str, str, Any]]:
-        """What was published to a queue: id, type and payload of each job."""
+        """Return the id, type and payload of each job that was published to a queue."""
         rows = await self._here.control.fetch(_JOBS, queue)
         return [(row["event_id"], row["type"], orjson.loads(row["body"])) for row in rows]
 
+    async def has_unknown_effects(self) -> bool:
+        """Return whether there is an effect with an unknown outcome.
+
+        If its delivery is done, `gateway effects` lists it. Otherwise a later run, or a person who
+        replays it, resolves it.
+        """
+        found: bool = await self._here.control.fetchval(_UNKNOWN)
+        return found
+
     async def is_blocked(self) -> bool:
-        """Whether some transaction waits for another's lock."""
+        """Return whether a transaction waits for another one's lock."""
         blocked: bool = await self._here.ledger.fetchval(_IS_BLOCKED)
         return blocked
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The user's."""
+        """The user's tables."""
         return self._here.tables
 
     @property
     def url(self) -> str:
-        """Where the database is."""
+        """The URL of the database."""
         return self._here.url
 
     @property
-    def _here(self) -> Scene:
+    def _here(self) -> RehearsalDatabase:
         if self._scene is None:
             raise RuntimeError("nothing is set up yet: call fresh() first")
         return self._scene
 
-    def _bench(self, scene: Scene) -> Workbench:
+    def _bench(self, scene: RehearsalDatabase) -> WorkerContext:
         config, registry = self._project.config, self._project.registry
-        return Workbench(
+        return WorkerContext(
             work=scene.work,
             ledger=scene.ledger,
             http=self._http,
             patience=timedelta(seconds=LONGEST_S),
             config=config,
             registry=registry,
-            vault=OPEN,
+            encryption=OPEN,
             api_keys={route.name: Secret(API_KEY) for route in config.routes},
             resources={item.name: StandIn(item.name) for item in registry.resources},
             on_retry=lambda _: None,
@@ -240,30 +264,30 @@ class Stage:
     async def _strike(self) -> None:
         scene, self._scene = self._scene, None
         if scene is not None:
-            with ours():
-                await scene.strike()
-                await self._throwaway.drop(scene.url)
+            await scene.strike()
+            await self._databases.drop(scene.url)
 
 
 async def _raised_by(
-    delivered: Delivered, context: WatchedContext, run: Run
-) -> BaseException | None:
-    """Runs the body and commits; returns what it raised."""
+    delivered: RehearsedDelivery, context: WatchedContext, run: RehearsedRun
+) -> tuple[BaseException | None, bool]:
+    """Run the body and commit. Returns the exception it raised, and whether it timed out."""
+    timeout = asyncio.timeout(LONGEST_S)
     try:
-        async with asyncio.timeout(LONGEST_S):
+        async with timeout:
             await delivered.subscription.function(delivered.event, context)
-            end = run.begin(Kind.END, "commit")
+            end = run.begin(StepKind.END, "commit")
             await context.commit()
             run.finish(end)
-    except BaseException as error:  # the user's own code
+    except BaseException as error:  # user code may raise any exception
         if _is_ours_to_obey(error):
             raise
-        return error
-    return None
+        return error, timeout.expired()
+    return None, False
 
 
 def _is_ours_to_obey(error: BaseException) -> bool:
-    """Whether the rehearsal itself is to end."""
+    """Return whether the exception must end the rehearsal itself."""
     task = asyncio.current_task()
     is_cancelled = task is not None and task.cancelling() > 0
     return isinstance(error, KeyboardInterrupt) or (
@@ -271,14 +295,14 @@ def _is_ours_to_obey(error: BaseException) -> bool:
     )
 
 
-def _ended(run: Run, raised: BaseException | None) -> Performance:
+def _ended(run: RehearsedRun, raised: BaseException | None, *, is_late: bool) -> EndedRun:
     if run.is_killed:
-        return Performance(run=run, end=End.KILLED)
+        return EndedRun(run=run, end=End.KILLED)
     if raised is None:
-        return Performance(run=run, end=End.DONE)
-    end = _end_of(raised)
-    error = f"did not end within {LONGEST_S:g} s" if end is End.LATE else summary(raised)
-    return Performance(run=run, end=end, error=error, raised=raised)
+        return EndedRun(run=run, end=End.DONE)
+    end = End.LATE if is_late else _end_of(raised)
+    error = f"did not end within {LONGEST_S:g} s" if is_late else summary(raised)
+    return EndedRun(run=run, end=end, error=error, raised=raised)
 
 
 def _end_of(error: BaseException) -> End:
@@ -289,6 +313,4 @@ def _end_of(error: BaseException) -> End:
             return End.DEFERRED
         case LeaseLost():
             return End.LOST
-        case TimeoutError():
-            return End.LATE
     return End.CONTENDED if isinstance(error, CONTENDED) else End.FAILED

@@ -4,6 +4,7 @@ import re
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import Any, Final, Self
 
+from gateway.testing.rehearse.outages import RESOURCE
 from gateway.testing.rehearse.trace import current_run
 
 HARMLESS: Final = re.compile(
@@ -13,8 +14,10 @@ HARMLESS: Final = re.compile(
     r"|quit|login|cursor|json|dict|items|keys|values|result|wait|raise_for_status|with_options"
     r"|to_(?:dict|json|list|pydict|recursive_dict)|as_(?:dict|json|list)|model_dump(?:_json)?)"
 )
-"""Methods that by their name only ask, only prepare, or only read an answer. A word that is as
-good for a deed, `open` as in `open_ticket`, counts only where it stands alone."""
+"""Matches methods that, by their name, only read, prepare, or decode a response.
+
+A word that may also name an action, such as `open` in `open_ticket`, matches only on its own.
+"""
 
 WELL: Final[Mapping[str, object]] = {
     "status_code": 200,
@@ -23,14 +26,14 @@ WELL: Final[Mapping[str, object]] = {
     "is_success": True,
     "is_error": False,
 }
-"""What tells of an answer that all went well."""
+"""Attributes of a response that indicate success."""
 
 KEYS: Final = ("idempotency_key", "idempotency_token", "dedup_key", "deduplication_id")
 KEY_HEADER: Final = "idempotency-key"
 
 
 class StandIn:
-    """A resource, or a part of one."""
+    """A resource, or an attribute of one."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -43,9 +46,9 @@ class StandIn:
             raise AttributeError(name)
         return StandIn(f"{self._path}.{name}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> "Answer":
+    def __call__(self, *args: Any, **kwargs: Any) -> "StandInAnswer":
         _record(self._path, args, kwargs)
-        return Answer(self._path)
+        return StandInAnswer(self._path)
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,31 +61,34 @@ class StandIn:
     def __exit__(self, *_: object) -> None: ...
 
 
-class Answer(str):
-    """What a call returns, or a part of it: a text that can be awaited, entered, asked, stored."""
+class StandInAnswer(str):
+    """The result of a call, or an attribute of it.
+
+    It is a str that can be awaited, entered, called, indexed and stored.
+    """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return WELL.get(name, Answer(f"{self}.{name}"))
+        return WELL.get(name, StandInAnswer(f"{self}.{name}"))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> "Answer":
+    def __call__(self, *args: Any, **kwargs: Any) -> "StandInAnswer":
         _record(self, args, kwargs)
         return self
 
-    def __getitem__(self, key: Any) -> "Answer":
-        return Answer(f"{self}.{key}")
+    def __getitem__(self, key: Any) -> "StandInAnswer":
+        return StandInAnswer(f"{self}.{key}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(())
 
-    def __await__(self) -> Generator[None, None, "Answer"]:
+    def __await__(self) -> Generator[None, None, "StandInAnswer"]:
         return self
         yield
 
-    async def __aiter__(self) -> AsyncIterator["Answer"]:
+    async def __aiter__(self) -> AsyncIterator["StandInAnswer"]:
         return
         yield
 
@@ -98,7 +104,7 @@ class Answer(str):
 
 
 def without_stand_ins(value: Any) -> Any:
-    """The same with texts in the place of stand-ins, which `ctx.once` can keep."""
+    """Return the value with text in place of stand-ins, so that `ctx.once` can store it."""
     match value:
         case StandIn():
             return str(value)
@@ -113,17 +119,21 @@ def _record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     run = current_run()
     if run is None:
         return
+    is_write = HARMLESS.fullmatch(path.rpartition(".")[2]) is None
     said = [*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())]
-    run.call(
+    outage = run.call(
         f"ctx.resources.{path}(...)",
         ", ".join(said),
-        is_write=HARMLESS.fullmatch(path.rpartition(".")[2]) is None,
+        is_write=is_write,
         key=_key(kwargs),
+        outages=RESOURCE if is_write else (),
     )
+    if outage is not None and outage.error is not None:
+        raise outage.error()
 
 
 def _key(kwargs: Mapping[str, Any]) -> str | None:
-    """By which the callee can tell a repeat: an argument, or a header of a request."""
+    """Return the idempotency key, from an argument or from a header of a request, or None."""
     headers = kwargs.get("headers")
     if isinstance(headers, Mapping):
         named = {str(name).lower(): value for name, value in headers.items()}
@@ -134,5 +144,5 @@ def _key(kwargs: Mapping[str, Any]) -> str | None:
 def _shown(value: object) -> str:
     try:
         return repr(value)
-    except Exception:  # the user's own class
+    except Exception:  # the user's own class may raise any exception
         return type(value).__name__

@@ -1,4 +1,4 @@
-"""What the user's tables hold after a run, and in which rows two such states differ."""
+"""Read the contents of the user's tables, and compare two such states row by row."""
 
 import re
 from collections import Counter
@@ -10,19 +10,22 @@ from typing import Any, Final
 import orjson
 
 from gateway.ledger.connection import Connection
-from gateway.run.upsert import quote
+from gateway.worker.upsert import quote
 
 JOBS: Final = "jobs of ctx.publish"
 NOW: Final = "now"
 AROUND_NOW: Final = timedelta(days=1)
-"""Events of a rehearsal are older than that: a time so close is one that the run took."""
+"""Events of a rehearsal are older than this, so a time this close was taken by the run itself."""
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?")
 _VOLATILE_DEFAULT: Final = re.compile(
     r"nextval\(|uuid|random\(|txid_|pg_current_xact|backend_pid", re.IGNORECASE
 )
-"""Times are not among them: those of the rehearsal are all one (`is_recent`), and a handler that
-sets such a column itself may set it wrongly."""
+"""Matches defaults that differ in every run.
+
+Times are not included: all times of the rehearsal count as equal (`is_recent`), and a handler that
+sets such a column itself may set it wrongly.
+"""
 
 _CATALOGUE: Final = """
 select n.nspname as schema, c.relname as name,
@@ -59,7 +62,10 @@ from gateway.events where provider = 'publish'
 """
 
 Row = Mapping[str, Any]
-"""By column; a JSON object is laid out by its paths, so that each of its fields counts alone."""
+"""The values by column.
+
+A JSON object is flattened by its paths, so that its fields are compared one by one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +75,11 @@ class Column:
     name: str
     type: str
     category: str
-    """As in `pg_type.typcategory`."""
+    """The category of the type, as in `pg_type.typcategory`."""
     is_required: bool
     is_computed: bool
     first_label: str | None
-    """Of an enum."""
+    """The first label of an enum."""
     default: str | None
 
 
@@ -88,7 +94,7 @@ class Table:
 
     @property
     def volatile(self) -> frozenset[str]:
-        """Columns that the database itself fills differently each time."""
+        """The columns whose default the database fills with another value each time."""
         return frozenset(
             c.name for c in self.columns if c.default and _VOLATILE_DEFAULT.search(c.default)
         )
@@ -104,7 +110,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A row that is there only before, only after, or in both with other values."""
+    """A row that exists only before, only after, or in both states with different values."""
 
     before: Row | None
     after: Row | None
@@ -112,7 +118,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What differs in one table."""
+    """The differences in one table."""
 
     table: str
     key: tuple[str, ...]
@@ -121,11 +127,11 @@ class Difference:
 
 State = Mapping[str, Sequence[Row]]
 Masks = Mapping[str, frozenset[str]]
-"""By table: the columns whose values say nothing."""
+"""By table: the columns whose values are ignored."""
 
 
 async def read_catalogue(connection: Connection) -> tuple[Table, ...]:
-    """The user's tables: all that are not ours, the server's, or an extension's."""
+    """Return the user's tables: all except those of the gateway, the server and extensions."""
     rows = await connection.fetch(_CATALOGUE)
     return tuple(
         Table(
@@ -141,7 +147,7 @@ async def read_catalogue(connection: Connection) -> tuple[Table, ...]:
 async def read_state(
     connection: Connection, tables: Sequence[Table], started_at: datetime
 ) -> State:
-    """Everything in the user's tables, and the jobs that were published, in one question."""
+    """Read all rows of the user's tables, and the published jobs, in one query."""
     parts = [
         f"select {n} as n, row_to_json(t)::text as row from {table.source} t"  # noqa: S608 (quoted)
         for n, table in enumerate(tables)
@@ -156,7 +162,7 @@ async def read_state(
 
 
 def compare(tables: Sequence[Table], one: State, other: State, masks: Masks) -> list[Difference]:
-    """The tables in which the two states differ by more than what is masked."""
+    """Return the differences between two states, without the masked columns."""
     keys = {table.label: table.key for table in tables}
     differences = []
     for label in one:
@@ -169,7 +175,7 @@ def compare(tables: Sequence[Table], one: State, other: State, masks: Masks) -> 
 
 
 def learn(tables: Sequence[Table], one: State, other: State) -> Masks:
-    """The columns that two runs of the same in two databases of the same fill differently."""
+    """Return the columns that differ between two identical runs in two identical databases."""
     masks: dict[str, frozenset[str]] = {t.label: t.volatile for t in tables}
     for label in one:
         columns = {column for row in (*one[label], *other[label]) for column in row}
@@ -179,7 +185,7 @@ def learn(tables: Sequence[Table], one: State, other: State) -> Masks:
 
 
 def merge(masks: Iterable[Masks]) -> Masks:
-    """What any of them masks."""
+    """Combine the masks: a column is masked if any of them masks it."""
     merged: dict[str, frozenset[str]] = {}
     for mask in masks:
         for label, columns in mask.items():
@@ -192,7 +198,7 @@ def _values(rows: Sequence[Row], column: str) -> Counter[bytes]:
 
 
 def masked(rows: Sequence[Row], mask: frozenset[str]) -> list[Row]:
-    """The rows without the columns that say nothing."""
+    """Return the rows without the masked columns."""
     return [{column: row[column] for column in row if column not in mask} for row in rows]
 
 
@@ -210,7 +216,7 @@ def _changes(one: Sequence[Row], other: Sequence[Row], key: tuple[str, ...]) -> 
 
 
 def _is_same(row: Row, other: Row, key: tuple[str, ...]) -> bool:
-    """Whether one row became the other: by its key, else where they have most in common."""
+    """Return whether one row became the other: same key, or more than half of the columns equal."""
     if key:
         return all(row.get(column) == other.get(column) for column in key)
     equal = [column for column in row if row[column] == other.get(column)]
@@ -237,7 +243,7 @@ def _laid_out(row: Row, started_at: datetime, prefix: str = "") -> Iterator[tupl
 
 
 def is_recent(value: Any, started_at: datetime) -> bool:
-    """Whether it is a time that was taken during the rehearsal."""
+    """Return whether the value is a time that was taken during the rehearsal."""
     moment = _moment(value)
     return moment is not None and abs(moment - started_at) <= AROUND_NOW
 

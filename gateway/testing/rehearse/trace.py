@@ -1,11 +1,10 @@
-"""What one run of a handler does, step by step, and where it is made to stop."""
+"""The steps of one run of a handler, and the points at which it is made to stop."""
 
 import asyncio
 import linecache
 import os
 import re
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,20 +12,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.testing.places import calling_place
+from gateway.testing.places import calling_place, submitted_at
 
 SECRET_NAME: Final = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|HOOK|DSN", re.IGNORECASE)
 _LOGIN: Final = re.compile(r"(?<=://)[^\s/@:]*:([^\s/@]+)(?=@)")
-"""User and password in an address."""
+"""Matches the user and password in a URL."""
 SHORTEST_SECRET: Final = 8
 
 
 class Killed(BaseException):
-    """The run ends here, as by kill -9: whatever it tries afterwards raises this again."""
+    """Ends the run as by kill -9: each later step of the run raises this again."""
 
 
-class Kind(StrEnum):
-    """What a step is."""
+class StepKind(StrEnum):
+    """The kind of a step."""
 
     STATEMENT = "statement"
     CALL = "call"
@@ -34,8 +33,29 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A way in which an external call fails."""
+
+    words: str
+    status: int | None = None
+    """The status of the response, or None if there is no response."""
+    error: Callable[[], Exception] | None = None
+    """Creates the exception that the client raises."""
+    is_received: bool = False
+    """Whether the callee has received the call and acted on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """The callee is down for one run: from this step on, every call like it fails."""
+
+    step: int
+    outage: Outage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Before or after the n-th step of a run."""
+    """The point before or after the n-th step of a run."""
 
     step: int
     is_after: bool
@@ -46,17 +66,19 @@ class Step:
     """A statement or an external call."""
 
     number: int
-    kind: Kind
+    kind: StepKind
     text: str
-    """The SQL, or what is called."""
+    """The SQL, or a description of the call."""
     place: str | None
     rows: int | None = None
-    """How many rows a statement found or changed, where it says so."""
+    """The number of rows that a statement found or changed, if Postgres reports it."""
     arguments: tuple[object, ...] = ()
-    """Of many executions, those of the first."""
+    """The arguments; of `executemany`, the arguments of the first execution."""
     error: str | None = None
     once: "Once | None" = None
-    """The `ctx.once` in which it happens."""
+    """The `ctx.once` in which the step happens."""
+    outages: tuple[Outage, ...] = ()
+    """The ways in which a call can fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,54 +87,68 @@ class Once:
 
     name: str
     unknown: str
+    per: str | None = None
+    """The value of `per`: the object for which it happens once, if that is not the delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalCall:
-    """Something that left the process, or would have."""
+    """A call that left the process, or would have left it outside a rehearsal."""
 
     text: str
-    """Method and address, as a person would say it."""
+    """Method and address, in readable form."""
     content: str
-    """What was sent."""
+    """The content that was sent."""
     is_write: bool
     is_repeatable: bool = False
-    """Whether the standard says that a repeat changes nothing: PUT and DELETE."""
+    """Whether a repeat changes nothing according to the HTTP standard: PUT and DELETE."""
     key: str | None = None
-    """By which the callee can tell a repeat."""
+    """The idempotency key, by which the callee can recognize a repeat."""
     place: str | None = None
     once: Once | None = None
+    outage: Outage | None = None
+    """How the call failed."""
+
+    @property
+    def is_received(self) -> bool:
+        """Whether the callee has received the call and acted on it."""
+        return self.outage is None or self.outage.is_received
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """A coroutine that nobody awaited: nothing of what it was to do happens."""
+    """A coroutine that was never awaited, so its code never runs."""
 
     name: str
     place: str | None
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class RehearsedRun:
     """One run of a handler's body."""
 
     root: Path
     told: list[Any] = field(default_factory=list)
-    """The payloads that are known by now, the newest first: what they tell of an object is what a
-    request for it is answered with."""
+    """The payloads that are known at this point, the newest first.
+
+    A request for an object is answered with the object from these payloads, if one has it.
+    """
     kill_at: Moment | None = None
     pause_after: int | None = None
+    failing: Failing | None = None
+    has_seen_status: bool = False
+    """Whether the handler read the status of an error response."""
     steps: list[Step] = field(default_factory=list)
     calls: list[ExternalCall] = field(default_factory=list)
     invented: list[str] = field(default_factory=list)
-    """The requests whose answers were made up: nobody has said what they are answered with."""
+    """The requests whose responses were not given by the user with `--answers`."""
     forgotten: list[Forgotten] = field(default_factory=list)
     is_killed: bool = False
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self, kind: Kind, text: str, arguments: tuple[object, ...] = ()) -> Step:
-        """A step is about to happen. Raises Killed where it no longer does."""
+    def begin(self, kind: StepKind, text: str, arguments: tuple[object, ...] = ()) -> Step:
+        """Record the start of a step. Raises Killed if the run ends before it."""
         self.check()
         step = Step(
             number=len(self.steps),
@@ -127,7 +163,7 @@ class Run:
         return step
 
     def finish(self, step: Step) -> None:
-        """The step has happened."""
+        """Record the end of a step. Raises Killed if the run ends after it."""
         self._reach(Moment(step=step.number, is_after=True))
 
     def call(
@@ -138,10 +174,16 @@ class Run:
         is_write: bool,
         is_repeatable: bool = False,
         key: str | None = None,
-    ) -> None:
-        """Something leaves the process. Raises Killed before or after it did."""
+        outages: tuple[Outage, ...] = (),
+    ) -> Outage | None:
+        """Record an external call, and return how it fails, or None.
+
+        Raises Killed if the run ends before or after the call.
+        """
         text, content = without_secrets(text), without_secrets(content)
-        step = self.begin(Kind.CALL, text)
+        step = self.begin(StepKind.CALL, text)
+        step.outages = outages
+        outage = self._outage(step)
         self.calls.append(
             ExternalCall(
                 text=text,
@@ -151,20 +193,28 @@ class Run:
                 key=key,
                 place=step.place,
                 once=current_once(),
+                outage=outage,
             )
         )
         self.finish(step)
+        return outage
 
     async def pause(self, step: Step) -> None:
-        """Waits here where the schedule says so, while another run has its way."""
+        """Wait after this step if the schedule says so, while another run proceeds."""
         if step.number == self.pause_after:
             self.paused.set()
             await self.resumed.wait()
 
     def check(self) -> None:
-        """Raises Killed once the run is dead."""
+        """Raise Killed if the run has been killed."""
         if self.is_killed:
             raise Killed
+
+    def _outage(self, step: Step) -> Outage | None:
+        if self.failing is None or step.number < self.failing.step:
+            return None
+        is_down = step.text == self.steps[self.failing.step].text
+        return self.failing.outage if is_down else None
 
     def _reach(self, moment: Moment) -> None:
         if moment == self.kill_at:
@@ -172,25 +222,23 @@ class Run:
             raise Killed
 
 
-_CURRENT: Final[ContextVar[Run | None]] = ContextVar("rehearsed run", default=None)
+_CURRENT: Final[ContextVar[RehearsedRun | None]] = ContextVar("rehearsed run", default=None)
 _ONCE: Final[ContextVar[Once | None]] = ContextVar("ctx.once under way", default=None)
-_TASK: Final[ContextVar[str | None]] = ContextVar("where a task was begun", default=None)
-_THREAD: Final = threading.local()
 
 
-def current_run() -> Run | None:
-    """The run whose code is executing."""
+def current_run() -> RehearsedRun | None:
+    """Return the run whose code is executing."""
     return _CURRENT.get()
 
 
 def current_once() -> Once | None:
-    """The `ctx.once` whose function is executing."""
+    """Return the `ctx.once` whose function is executing."""
     return _ONCE.get()
 
 
 @contextmanager
-def running(run: Run) -> Iterator[None]:
-    """What happens inside belongs to this run."""
+def running(run: RehearsedRun) -> Iterator[None]:
+    """Attribute the steps inside the block to this run."""
     token = _CURRENT.set(run)
     try:
         yield
@@ -200,7 +248,7 @@ def running(run: Run) -> Iterator[None]:
 
 @contextmanager
 def inside(once: Once) -> Iterator[None]:
-    """Calls that happen inside are guarded by this `ctx.once`."""
+    """Attribute the calls inside the block to this `ctx.once`."""
     token = _ONCE.set(once)
     try:
         yield
@@ -208,31 +256,11 @@ def inside(once: Once) -> Iterator[None]:
         _ONCE.reset(token)
 
 
-@contextmanager
-def submitted(place: str | None) -> Iterator[None]:
-    """Remembers where a thread's work was begun: its own frames may show nothing of the user's."""
-    _THREAD.place = place
-    try:
-        yield
-    finally:
-        _THREAD.place = None
-
-
-def begin_task(place: str | None) -> None:
-    """Remembers where the task was begun to which the current context belongs."""
-    if place is not None:
-        _TASK.set(place)
-
-
-def submitted_at() -> str | None:
-    """Where the work of this thread or task was begun."""
-    place: str | None = getattr(_THREAD, "place", None)
-    return place or _TASK.get()
-
-
 def without_secrets(text: str) -> str:
-    """With the names of environment variables instead of what is secret in them: reports are read
-    in the logs of builds."""
+    """Replace the secrets from environment variables by the names of the variables.
+
+    Reports are read in the logs of builds.
+    """
     for secret, name in sorted(_secrets(), key=lambda found: -len(found[0])):
         text = text.replace(secret, f"${name}")
     return _LOGIN.sub("...", text)
@@ -248,7 +276,7 @@ def _secrets() -> Iterator[tuple[str, str]]:
 
 
 def source_line(root: Path, place: str | None) -> str | None:
-    """The line of code at a place."""
+    """Return the line of code at `file:line`."""
     if place is None:
         return None
     file, _, line = place.rpartition(":")

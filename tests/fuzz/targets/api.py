@@ -8,12 +8,11 @@ import httpx
 from starlette.applications import Starlette
 
 from gateway.api.http import routes
-from gateway.api.office import Background, Office
-from gateway.api.operation import PREFIX
+from gateway.api.operation import PREFIX, BackgroundTasks, OperationContext
 from gateway.api.operations import OPERATIONS
+from gateway.base.secrets import Secret
+from gateway.config.settings import Settings
 from gateway.ledger.connection import Pool, open_pool
-from gateway.secrets import Secret
-from gateway.settings import Settings
 from tests.fuzz.storage import watched
 from tests.fuzz.target import Check, Finding, Stage, Target, join, parts
 from tests.support.guarding import a_guard
@@ -25,7 +24,7 @@ class Desk:
     """The API in this process, on a real ledger."""
 
     def __init__(self) -> None:
-        self._background = Background()
+        self._background = BackgroundTasks()
         self._pool: Pool | None = None
         token = Secret(TOKEN.encode())
         inside = routes(OPERATIONS, token=token, guard=a_guard(), open_office=self._office)
@@ -42,10 +41,10 @@ class Desk:
         if self._pool is not None:
             await self._pool.close()
 
-    def _office(self, actor: str) -> Office:
+    def _office(self, actor: str) -> OperationContext:
         if self._pool is None:
             raise Finding("not opened")
-        return Office(
+        return OperationContext(
             settings=Settings(),
             ledger=self._pool,
             actor=actor,

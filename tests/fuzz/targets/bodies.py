@@ -8,15 +8,14 @@ from pathlib import Path
 
 import orjson
 
-from gateway.errors import RequestRejected
-from gateway.ledger.making import make_claim
-from gateway.ledger.sealed import OPEN
-from gateway.model import Event, RetryPolicy
+from gateway.base.errors import RequestRejected
+from gateway.base.model import Event, RetryPolicy
+from gateway.config.registry import Registry
+from gateway.config.registry.key_path import KeyPath
+from gateway.config.registry.registry import Subscription
+from gateway.config.routes import Config, load_config
+from gateway.ledger.make_claim import make_claim
 from gateway.providers import Incoming
-from gateway.registry import Registry
-from gateway.registry.key_path import KeyPath
-from gateway.registry.registry import Subscription
-from gateway.routes import Config, load_config
 from tests.fuzz.storage import storing
 from tests.fuzz.target import Check, Stage, Target, header, join, parts
 from tests.fuzz.targets.signatures import NOW
@@ -90,7 +89,6 @@ def _open(stage: Stage) -> Iterator[Check]:
                 body=body,
                 digest=hashlib.sha256(data).digest(),
                 received_at=NOW,
-                vault=OPEN,
             )
             run(storage.keep(claim))
             if route.redaction is not None:

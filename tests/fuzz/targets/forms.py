@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import parse_qs
 
-from gateway.model import FORM, payload_bytes
+from gateway.base.model import FORM, payload_bytes
 from tests.fuzz.target import Check, Finding, Stage, Target, join, parts
 
 

@@ -6,8 +6,8 @@ from ipaddress import ip_network
 
 from starlette.types import Scope
 
-from gateway.notation.networks import Networks
-from gateway.receive.address import FOR_LIST, FORWARDED, Addresses
+from gateway.base.networks import Networks
+from gateway.http.client_address import FOR_LIST, FORWARDED, Addresses
 from tests.fuzz.target import Check, Finding, Stage, Target, header, join, parts
 
 PROXY, CLIENT = "10.0.0.1", "203.0.113.7"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import RequestRejected
+from gateway.base.errors import RequestRejected
 from gateway.providers import Incoming
 from gateway.providers.provider import Greeting
 from tests.fuzz.target import Check, Finding, Stage, Target, header, join, parts

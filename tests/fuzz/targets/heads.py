@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from gateway.receive.protocol import BoundedHttpProtocol, State, take_reply
+from gateway.http.protocol import BoundedHttpProtocol, State, take_reply
 from tests.fuzz.target import Check, Finding, Stage, Target, Watch, looping
 from tests.support.shapes import SHAPES
 

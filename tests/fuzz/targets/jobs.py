@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import orjson
 
-from gateway.errors import RequestRejected
+from gateway.base.errors import RequestRejected
+from gateway.base.model import Envelope
 from gateway.ledger.claims import Claim
-from gateway.model import Envelope
-from gateway.providers.job_request import KEY_HEADER, JobRequest, read_job
+from gateway.providers.publish import KEY_HEADER, JobRequest, read_job
 from tests.fuzz.storage import storing
 from tests.fuzz.target import Check, Finding, Stage, Target, header, join, parts
 from tests.fuzz.targets.bodies import hostile_documents

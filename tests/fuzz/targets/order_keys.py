@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import orjson
 
-from gateway.registry.key_path import LONGEST_KEY, KeyPath
+from gateway.config.registry.key_path import LONGEST_KEY, KeyPath
 from tests.fuzz.target import Check, Finding, Stage, Target, join, parts
 from tests.fuzz.targets.bodies import hostile_documents
 

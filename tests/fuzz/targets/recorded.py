@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import CommandFailed
-from gateway.samples.recorded import load_recorded
+from gateway.base.errors import CommandFailed
+from gateway.providers.samples.recorded import load_recorded
 from tests.fuzz.target import Check, Stage, Target
 from tests.fuzz.targets.bodies import hostile_documents
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.errors import ConfigInvalid
-from gateway.routes import load_config
+from gateway.base.errors import ConfigInvalid
+from gateway.config.routes import load_config
 from tests.fuzz.target import Check, Stage, Target
 
 

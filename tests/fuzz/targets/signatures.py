@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.errors import RequestRejected
+from gateway.base.errors import RequestRejected
 from gateway.providers import PROVIDERS, Incoming, Provider
 from tests.fuzz.target import Check, Finding, Stage, Target, header, join, parts
 from tests.unit.test_vectors import FILES, body_of, load

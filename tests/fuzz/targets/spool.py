@@ -4,9 +4,9 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gateway.base.model import Envelope, ReplayPolicy
 from gateway.ledger.claims import Claim
-from gateway.model import Envelope, ReplayPolicy
-from gateway.spool.record import Kept, Unreadable, encode, scan
+from gateway.receive.spool.file import SpoolRecord, UnreadableRecord, encode, scan
 from tests.fuzz.target import Check, Finding, Stage, Target
 from tests.fuzz.targets.signatures import NOW
 
@@ -37,8 +37,8 @@ def _check(data: bytes) -> None:
             for found in scan(io.BytesIO(file), 0, len(file)):
                 if found.offset != place or found.end <= place:
                     raise Finding("the pieces of the file do not follow on each other")
-                place, records = found.end, records + isinstance(found, Kept)
-        except Unreadable:
+                place, records = found.end, records + isinstance(found, SpoolRecord)
+        except UnreadableRecord:
             continue
         if place != len(file) or (file is not data and records < 1):
             raise Finding("a whole record was not found")

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
-from gateway.errors import BadPayload
-from gateway.notation.moments import EARLIEST, LATEST, from_unix, parse_iso, parse_moment
+from gateway.base.errors import BadPayload
+from gateway.base.times import EARLIEST, LATEST, from_unix, parse_iso, parse_moment
 from gateway.providers import PROVIDERS, Incoming
+from gateway.providers.samples.changes import read_time, write_time
 from gateway.providers.schemes import moments
-from gateway.run.policy import retry_after
-from gateway.samples.changes import read_time, write_time
+from gateway.worker.policy import retry_after
 from tests.fuzz.target import Check, Finding, Stage, Target
 
 NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from secrets import token_hex
 
-from gateway.secrets import Secret, is_borne
+from gateway.base.secrets import Secret, is_borne
 from tests.fuzz.target import Check, Finding, Stage, Target
 
 

@@ -42,6 +42,17 @@ async def mail_at_most_once(event: Event, ctx: Context) -> None:
     await ctx.once("receipt", mail, ctx, "jenny@example.com", unknown="skip")
 
 
+@handler("checkout.session.completed", "checkout.session.async_payment_succeeded")
+async def mail_once_per_session(event: Event, ctx: Context) -> None:
+    """Two events of one session: one e-mail, under a key that both have."""
+    session = event.payload["data"]["object"]
+    await ctx.once("receipt", mail_keyed, ctx, per=session["id"])
+
+
+async def mail_keyed(ctx: Context) -> str:
+    return await mail(ctx, "jenny@example.com", ctx.idempotency_key("receipt"))
+
+
 @handler("payment_intent.succeeded")
 async def leave_it_to_the_callee(event: Event, ctx: Context) -> None:
     await mail(ctx, "jenny@example.com", ctx.idempotency_key("receipt"))
@@ -138,7 +149,8 @@ async def do_two_things_at_once(event: Event, ctx: Context) -> None:
 @handler("customer.created", "customer.updated")
 async def put_a_state(event: Event, ctx: Context) -> None:
     customer = event.payload["data"]["object"]
-    await ctx.http.put(f"https://crm.example/{customer['id']}", json={"name": customer["name"]})
+    url = f"https://crm.example/{customer['id']}"
+    (await ctx.http.put(url, json={"name": customer["name"]})).raise_for_status()
 
 
 @handler("payment_intent.succeeded")

@@ -72,7 +72,7 @@ async def mail_when_new(event: Event, ctx: Context) -> None:
         "insert into receipts values ($1) on conflict do nothing returning true", event.id
     )
     if is_new:
-        await ctx.http.post("https://mail.example/send")
+        (await ctx.http.post("https://mail.example/send")).raise_for_status()
 
 
 @handler("payment_intent.succeeded")
@@ -137,7 +137,9 @@ async def call_by_itself(event: Event, ctx: Context) -> None:
 
 @handler("customer.updated")
 async def give_every_run_its_key(event: Event, ctx: Context) -> None:
-    await ctx.http.post("https://api.example/charges", headers={"Idempotency-Key": str(uuid4())})
+    key = str(uuid4())
+    answer = await ctx.http.post("https://api.example/charges", headers={"Idempotency-Key": key})
+    answer.raise_for_status()
 
 
 @handler("customer.updated")
@@ -184,7 +186,7 @@ async def mail_behind_a_row(event: Event, ctx: Context) -> None:
     row = await ctx.db.fetchrow("select * from accounts where customer = $1", customer["id"])
     if row is None:
         return
-    await ctx.http.post("https://mail.example/send")
+    (await ctx.http.post("https://mail.example/send")).raise_for_status()
 
 
 @handler("customer.updated")
@@ -223,5 +225,6 @@ async def read_the_answer(event: Event, ctx: Context) -> None:
 
 @handler("customer.updated")
 async def ask_by_post(event: Event, ctx: Context) -> None:
-    await ctx.http.post("https://api.example/graphql", json={"query": "{ shop }"})
+    answer = await ctx.http.post("https://api.example/graphql", json={"query": "{ shop }"})
+    answer.raise_for_status()
     await ctx.upsert("receipts", key={"intent": event.id}, values={})

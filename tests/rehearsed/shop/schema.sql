@@ -14,3 +14,6 @@ create table if not exists journal (
 create table if not exists seats (subscription text, owner text);
 create table if not exists settings (name text primary key, value text);
 insert into settings values ('currency', 'eur') on conflict do nothing;
+create table if not exists grants (event_id text primary key, customer text not null);
+create table if not exists credits (customer text primary key, credits int not null default 0);
+create table if not exists failures (event_id text primary key, error text not null);

@@ -1,5 +1,6 @@
 """Handlers without any idempotency of their own: a second application shows. The first two take
-every event; the others ask for an order, for calls that happen once, for jobs, and for a pace."""
+every event; the others ask for an order, for calls and effects that happen once, for jobs, and for
+a pace."""
 
 import asyncio
 import os
@@ -10,14 +11,25 @@ import httpx
 
 from gateway import Context, Event, handler
 
-EFFECT = "insert into effects (event_id, handler) values ($1, $2)"
+IS_RENAMED = os.environ.get("RENAMED") == "yes"
+EFFECT = f"insert into effects (event_id, handler, renamed) values ($1, $2, {IS_RENAMED})"  # noqa: S608 (true or false)
+GONE_ON = "insert into gone_on (event_id, because) values ($1, $2)"
+SINGLE = "insert into singles (route, subject, event_id) values ($1, $2, $3)"
+CALL_S = 1.0
+
+
+def renamed(name: str) -> dict[str, Any]:
+    """In the second version of this project, all handlers but `tally` have other names."""
+    if not IS_RENAMED:
+        return {}
+    return {"name": f"handlers.effects.{name}_renamed", "formerly": [f"handlers.effects.{name}"]}
 
 
 class Planned(Exception):
     """A failure that the seed asked for."""
 
 
-@handler("*")
+@handler("*", **renamed("count"))
 async def count(event: Event, ctx: Context) -> None:
     work = event.payload["work"]
     if work["savepoint"]:
@@ -41,7 +53,7 @@ async def tally(event: Event, ctx: Context) -> None:
     _fail(ctx, work["tally_fails"])
 
 
-@handler("ordered", order_by="work.key")
+@handler("ordered", order_by="work.key", **renamed("ordered"))
 async def ordered(event: Event, ctx: Context) -> None:
     work = event.payload["work"]
     await ctx.db.execute(EFFECT, event.id, "ordered")
@@ -49,27 +61,68 @@ async def ordered(event: Event, ctx: Context) -> None:
     _fail(ctx, work["kit_fails"])
 
 
-@handler("called")
+@handler("called", **renamed("called"))
 async def called(event: Event, ctx: Context) -> None:
+    """Makes one call, and keeps a record of every run that goes on without its outcome."""
     work = event.payload["work"]
-    result = await ctx.once("call", _call, event, ctx, unknown=work["unknown"])
-    if result is None and work["unknown"] == "retry":
-        raise RuntimeError("nothing was kept of a call")
+    unknown, key = work["unknown"], ctx.idempotency_key("call")
+    try:
+        result = await ctx.once("call", _call, event, ctx, unknown, event.id, key, unknown=unknown)
+    except httpx.HTTPError as error:
+        if not work["catches"]:
+            raise
+        await ctx.db.execute(GONE_ON, event.id, _describe(error))
+    else:
+        await _note(result, unknown, event, ctx)
     await ctx.db.execute(EFFECT, event.id, "called")
     _fail(ctx, work["kit_fails"])
 
 
-async def _call(event: Event, ctx: Context) -> Any:
+@handler("charged", **renamed("charged"))
+async def charged(event: Event, ctx: Context) -> None:
+    """Makes one call for all events of one subject."""
+    subject = event.payload["work"]["subject"]
+    unknown = subject.partition("-")[0]
+    about = f"{event.route}.{subject}"
+    key = ctx.idempotency_key("call", per=subject)
+    result = await ctx.once(
+        "call", _call, event, ctx, unknown, about, key, per=subject, unknown=unknown
+    )
+    await _note(result, unknown, event, ctx)
+    await ctx.db.execute(EFFECT, event.id, "charged")
+    _fail(ctx, event.payload["work"]["kit_fails"])
+
+
+async def _call(event: Event, ctx: Context, unknown: str, about: str, key: str) -> Any:
     work = event.payload["work"]
-    url = f"{os.environ['CALLEE_URL']}/{work['unknown']}/{event.id}/{ctx.idempotency_key('call')}"
-    try:
-        answer = await ctx.http.post(url, headers={"x-drop": str(int(work["call_drops"]))})
-    except httpx.RemoteProtocolError as error:
-        raise Planned("no answer came") from error
+    url = f"{os.environ['CALLEE_URL']}/{unknown}/{about}/{key}"
+    answer = await ctx.http.post(url, headers={"x-replies": work["replies"]}, timeout=CALL_S)
+    answer.raise_for_status()
     return answer.json()
 
 
-@handler("published")
+async def _note(result: Any, unknown: str, event: Event, ctx: Context) -> None:
+    if result is None and unknown == "retry":
+        raise RuntimeError("nothing was kept of a call")
+    if result is None:
+        await ctx.db.execute(GONE_ON, event.id, "skipped")
+
+
+def _describe(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTPStatusError {error.response.status_code}"
+    return type(error).__name__
+
+
+@handler("single", once_per="work.subject", **renamed("single"))
+async def single(event: Event, ctx: Context) -> None:
+    work = event.payload["work"]
+    await ctx.db.execute(SINGLE, event.route, work["subject"], event.id)
+    await asyncio.sleep(work["kit_slow_s"])
+    _fail(ctx, work["kit_fails"])
+
+
+@handler("published", **renamed("published"))
 async def published(event: Event, ctx: Context) -> None:
     work = event.payload["work"]
     await ctx.publish("jobs", {"of": event.id})
@@ -78,7 +131,7 @@ async def published(event: Event, ctx: Context) -> None:
     _fail(ctx, work["kit_fails"])
 
 
-@handler("narrow", concurrency=2)
+@handler("narrow", concurrency=2, **renamed("narrow"))
 async def narrow(event: Event, ctx: Context) -> None:
     """The monotonic clock is one for all processes: a run that is committed had its lease all the
     time from the one reading to the other."""
@@ -93,7 +146,7 @@ async def narrow(event: Event, ctx: Context) -> None:
     )
 
 
-@handler("paced", rate="2/500ms")
+@handler("paced", rate="2/500ms", **renamed("paced"))
 async def paced(event: Event, ctx: Context) -> None:
     await ctx.db.execute(EFFECT, event.id, "paced")
 

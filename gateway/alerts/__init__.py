@@ -1,1 +1,0 @@
-"""Tells people, once, of what needs them: looks, decides, and sends."""

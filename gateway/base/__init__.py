@@ -1,0 +1,1 @@
+"""What every room builds on: the model, errors, units, problems by line, secret references."""

@@ -1,0 +1,1 @@
+"""What people write: settings, routes.yaml and the handlers that it names."""

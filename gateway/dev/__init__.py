@@ -1,0 +1,1 @@
+"""`gateway up`, embedded engines and the scaffold."""

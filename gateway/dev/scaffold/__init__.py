@@ -1,0 +1,1 @@
+"""Write a new project, or a new handler for an existing one."""

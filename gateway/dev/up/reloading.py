@@ -1,0 +1,211 @@
+"""Reload after a file is saved.
+
+The new configuration is checked first, so an error changes nothing.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from watchfiles import Change, awatch
+
+from gateway.base.errors import CommandFailed, GatewayError
+from gateway.config.routes import Config, load_config
+from gateway.dev.up.child import unless
+from gateway.dev.up.reports import Reload
+from gateway.ledger.connection import TROUBLE, describe
+
+QUIET_MS: Final = 100
+"""A burst of writes, such as from an editor with a formatter, has ended
+after this time without one.
+"""
+
+LOOK_EVERY_MS: Final = 1000
+"""Poll interval for changes without a file system event: there is none for some files, and none at
+all on some shared folders.
+"""
+
+Contents = Mapping[Path, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The packages of the handlers, and single files."""
+
+    packages: frozenset[Path]
+    files: frozenset[Path]
+
+    def read(self) -> Contents:
+        """Return a digest of each file, so that saving unchanged content
+        does not count as a change.
+        """
+        return dict(_digests(self._present()))
+
+    def _present(self) -> Iterator[Path]:
+        yield from self.files
+        for package in self.packages:
+            yield from package.rglob("*.py")
+
+    async def stirrings(self, stopping: asyncio.Event) -> AsyncGenerator[None, None]:
+        """Yield whenever files may have changed, until `stopping` is set."""
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every change
+        async for _ in awatch(
+            *self._folders(),
+            watch_filter=_is_source,
+            step=QUIET_MS,
+            rust_timeout=LOOK_EVERY_MS,
+            yield_on_timeout=True,
+            stop_event=stopping,
+        ):
+            yield
+
+    def _folders(self) -> list[Path]:
+        # Exclude the project's own folder, which contains its virtual
+        # environment and data directory.
+        around = {file.parent for file in self.files} - {Path.cwd(), *Path.cwd().parents}
+        return [folder for folder in {*self.packages, *around} if folder.is_dir()]
+
+
+def watched_by(config: Config) -> Watched:
+    """Return the files that `gateway up --reload` watches for this configuration."""
+    here = Path.cwd()
+    tops = {module.partition(".")[0] for route in config.routes for module in route.handlers}
+    modules = {here / f"{top}.py" for top in tops}
+    return Watched(
+        packages=frozenset(here / top for top in tops),
+        files=frozenset({*modules, here / config.file, *(here / file for file in config.schema)}),
+    )
+
+
+def differing(before: Contents, after: Contents) -> tuple[Path, ...]:
+    """Return the files that were added, removed or changed."""
+    either = before.keys() | after.keys()
+    return tuple(sorted(file for file in either if before.get(file) != after.get(file)))
+
+
+def _digests(files: Iterator[Path]) -> Iterator[tuple[Path, bytes]]:
+    for file in files:
+        try:
+            content = file.read_bytes()
+        except OSError:
+            continue  # treat an unreadable file as missing; the check reports it
+        yield file, hashlib.sha256(content).digest()
+
+
+def _is_source(_: Change, path: str) -> bool:
+    return "__pycache__" not in path
+
+
+CHECK_WITHIN_S: Final = 30.0
+COMPLAINT: Final = "error: "
+LAST_LINES: Final = 3
+
+TakeOver = Callable[[Config, bool], Awaitable[None]]
+"""Makes a checked configuration the running one. The flag says whether to
+apply the schema files.
+"""
+
+
+class DevReloader:
+    """Watches the files of the current configuration."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        stopping: asyncio.Event,
+        prepare: Callable[[Config], Mapping[str, str]],
+        take_over: TakeOver,
+    ) -> None:
+        self._file = config.file
+        self._watched = watched_by(config)
+        self._seen = self._watched.read()
+        self._is_schema_due = False
+        self._stopping = stopping
+        self._prepare = prepare
+        self._take_over = take_over
+
+    async def reload_forever(self, tell: Callable[[Reload], None]) -> None:
+        """Reload after each change until `stopping` is set, and call `tell` with the result."""
+        while not self._stopping.is_set():
+            watched = self._watched
+            async with aclosing(watched.stirrings(self._stopping)) as stirrings:
+                async for _ in stirrings:
+                    contents = await asyncio.to_thread(watched.read)
+                    changed = differing(self._seen, contents)
+                    self._seen = contents
+                    if changed:
+                        await unless(self._stopping, self._reload(changed, tell))
+                    if self._watched != watched:
+                        break
+
+    async def _reload(self, changed: Sequence[Path], tell: Callable[[Reload], None]) -> None:
+        started_at = time.monotonic()
+        problems: list[str] = []
+        try:
+            await self._apply(changed)
+        except GatewayError as error:
+            problems = str(error).splitlines()
+        except TROUBLE as error:
+            problems = [describe(error)]
+        files = tuple(map(_shown, changed))
+        took_s = time.monotonic() - started_at
+        tell(Reload(files=files, took_s=took_s, problems=tuple(problems)))
+
+    async def _apply(self, changed: Sequence[Path]) -> None:
+        # Keep the flag until a reload succeeds: the fix of an error may be saved in another file.
+        self._is_schema_due |= any(file.suffix != ".py" for file in changed)
+        config = load_config(self._file)
+        watched = watched_by(config)
+        if watched != self._watched:  # before the check: the file that it misses may be saved next
+            self._watched, self._seen = watched, await asyncio.to_thread(watched.read)
+        await _check(self._prepare(config))
+        await self._take_over(config, self._is_schema_due)
+        self._is_schema_due = False
+
+
+async def _check(variables: Mapping[str, str]) -> None:
+    """Run `gateway check` in a separate process, because a process imports modules only once."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway",
+        "check",
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+        env=variables,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(CHECK_WITHIN_S):
+            _, errors = await process.communicate()
+    except TimeoutError:
+        raise CommandFailed(
+            f"`gateway check` did not end within {CHECK_WITHIN_S:g} s: what does a module wait for?"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise CommandFailed(_complaints(errors.decode(errors="replace")))
+
+
+def _shown(file: Path) -> str:
+    return os.path.relpath(file)
+
+
+def _complaints(errors: str) -> str:
+    """Return the problems that `gateway check` reported, without the output of the modules."""
+    lines = errors.splitlines()
+    found = [line.removeprefix(COMPLAINT) for line in lines if line.startswith(COMPLAINT)]
+    return "\n".join(found or lines[-LAST_LINES:] or ["`gateway check` failed"])

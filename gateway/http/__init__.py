@@ -1,0 +1,1 @@
+"""HTTP plumbing that knows nothing of webhooks: protocol, limits, deadlines, outbound client."""

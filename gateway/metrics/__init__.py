@@ -1,1 +1,0 @@
-"""What processes count and measure of themselves and of the ledger, for Prometheus."""

@@ -1,1 +1,0 @@
-"""What people do with a running gateway: look, send, replay."""

@@ -1,1 +1,0 @@
-"""Checks the whole installation, and says what to do about each finding."""

@@ -1,0 +1,1 @@
+"""What people do: replay, discard, bulk, pause, retention, reconcile, alerts, status."""

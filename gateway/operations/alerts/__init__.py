@@ -1,0 +1,1 @@
+"""Alerts: find problems that need attention, decide on notifications, and send each once."""

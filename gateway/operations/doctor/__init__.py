@@ -1,0 +1,1 @@
+"""Check the whole installation, and advise what to do about each finding."""

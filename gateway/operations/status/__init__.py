@@ -1,0 +1,1 @@
+"""The health snapshot: what needs attention, rates, backlog, handlers, engines, spool."""

@@ -1,1 +1,0 @@
-"""HTTP out, to people's own services: where it may go, and what is read of the answer."""

@@ -1,0 +1,1 @@
+"""Put the parts of each process together: serve, worker, probes."""

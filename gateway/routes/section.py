@@ -1,5 +1,0 @@
-"""What every mapping of `routes.yaml` has in common."""
-
-from gateway.notation.section import Section
-
-__all__ = ["Section"]

@@ -1,1 +1,0 @@
-"""Runs deliveries: lease, context, handler, settle."""

@@ -1,1 +1,0 @@
-"""Writes a project that works, and the next handler of one."""

@@ -1,0 +1,271 @@
+"""Rehearse the requested handlers one after the other on one temporary server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gateway.base.errors import CommandFailed, EngineFailed, StorageUnavailable
+from gateway.config.project import Project
+from gateway.config.registry import Subscription
+from gateway.config.routes import Route
+from gateway.ledger.migrate import SchemaFile, read_schema
+from gateway.providers.samples import Recorded
+from gateway.testing.rehearse.answers import GivenAnswer
+from gateway.testing.rehearse.events import RehearsedEvent, find_occasions, make_job, takes
+from gateway.testing.rehearse.forgotten import noting_forgotten
+from gateway.testing.rehearse.guard import RehearsalGuard, RehearsalLoop, rehearsing
+from gateway.testing.rehearse.mail import recorded_mail
+from gateway.testing.rehearse.outages import quick_sleeps
+from gateway.testing.rehearse.redaction import without_secrets_in
+from gateway.testing.rehearse.rehearsal import Rehearsal
+from gateway.testing.rehearse.report import Report, Verdict
+from gateway.testing.rehearse.schedules import Schedules
+from gateway.testing.rehearse.server_process import ServerProcess
+from gateway.testing.rehearse.signals import unwinding
+from gateway.testing.rehearse.stage import RehearsalStage
+from gateway.testing.throwaway import Databases, Throwaway
+from gateway.worker.policy import summary
+
+REPORT_HINT: Final = "please report this with the handler: the others are not affected"
+RECORD_HINT: Final = "record one with `gateway show ID --save FILE` and pass --event FILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The handlers to rehearse, and the options."""
+
+    project: Project
+    handlers: Sequence[str]
+    """The names of the handlers. Empty means all of them."""
+    recorded: Mapping[str, Recorded]
+    """The recorded events, by file name."""
+    seeds: Sequence[Path] = ()
+    """SQL files that insert rows after the schema has been applied."""
+    answers: Sequence[GivenAnswer] = ()
+    """Responses to requests of `ctx.http` and `ctx.stripe`."""
+    reads: Sequence[str] = ()
+    """Globs of URLs at which no request changes anything, whatever its method."""
+    server_url: str | None = None
+
+
+def rehearse(
+    request: Request,
+    on_report: Callable[[Report], None],
+    server_process: ServerProcess | None = None,
+) -> None:
+    """Report each handler as soon as it is done. Raises CommandFailed for an unknown handler.
+
+    Without a server process that has confined this one, only connections of Python itself and of
+    the drivers that are wrapped are refused.
+    """
+    subscriptions = _chosen(request)
+    is_confined = server_process is not None and server_process.is_confined
+    outlet = server_process if is_confined else None
+    guard = RehearsalGuard(Path.cwd(), outlet)
+    schema: list[SchemaFile] = [*read_schema([*request.project.config.schema, *request.seeds])]
+    with (
+        unwinding() as unwound,
+        _databases(request, schema, server_process) as databases,
+        asyncio.Runner(loop_factory=partial(RehearsalLoop, outlet)) as runner,
+    ):
+        unwound.run(runner, _rehearse(request, subscriptions, databases, guard, on_report))
+
+
+@contextmanager
+def _databases(
+    request: Request, schema: Sequence[SchemaFile], server_process: ServerProcess | None
+) -> Iterator[Databases]:
+    url, engines = request.server_url, request.project.settings.engines
+    if server_process is None:
+        with Throwaway(schema, server_url=url, engines=engines) as throwaway:
+            yield throwaway
+    else:
+        server_process.start(schema, url, engines)
+        yield server_process
+
+
+async def _rehearse(
+    request: Request,
+    subscriptions: Sequence[Subscription],
+    databases: Databases,
+    guard: RehearsalGuard,
+    on_report: Callable[[Report], None],
+) -> None:
+    root, started_at = Path.cwd(), datetime.now(UTC)
+    async with _stage(request, databases, guard, root, started_at) as stage:
+        company = RehearsalRunner(request, stage, guard, root, started_at)
+        for subscription in subscriptions:
+            on_report(without_secrets_in(await company.try_to_rehearse(subscription)))
+
+
+@asynccontextmanager
+async def _stage(
+    request: Request,
+    databases: Databases,
+    guard: RehearsalGuard,
+    root: Path,
+    started_at: datetime,
+) -> AsyncIterator[RehearsalStage]:
+    stage = RehearsalStage(
+        databases,
+        request.project,
+        root,
+        started_at,
+        answers=request.answers,
+        reads=request.reads,
+    )
+    try:
+        await stage.fresh()
+        with rehearsing(guard), recorded_mail(), quick_sleeps(), noting_forgotten(root):
+            yield stage
+    finally:
+        await stage.close()
+
+
+class RehearsalRunner:
+    """Finds the events for each handler, and rehearses it."""
+
+    def __init__(
+        self,
+        request: Request,
+        stage: RehearsalStage,
+        guard: RehearsalGuard,
+        root: Path,
+        started_at: datetime,
+    ) -> None:
+        self._request = request
+        self._stage = stage
+        self._guard = guard
+        self._root = root
+        self._started_at = started_at
+        self._routes = {route.name: route for route in request.project.config.routes}
+        self._published: list[RehearsedEvent] | None = None
+
+    async def try_to_rehearse(self, subscription: Subscription) -> Report:
+        """Rehearse a handler. An unexpected error becomes a report, so that the others continue."""
+        try:
+            return await self.rehearse(subscription)
+        except (StorageUnavailable, EngineFailed):
+            raise
+        except Exception as error:
+            await self._stage.renew()
+            return Report(
+                handler=subscription.handler,
+                route=subscription.route,
+                verdict=Verdict.FAILED,
+                reason=f"the rehearsal itself failed: {summary(error)}",
+                advice=REPORT_HINT,
+            )
+
+    async def rehearse(self, subscription: Subscription) -> Report:
+        route = self._routes[subscription.route]
+        occasions = self._occasions(subscription, route)
+        if route.provider.is_queue and not occasions:
+            occasions = await self._jobs(subscription, route)
+        if not occasions:
+            return self._skipped(subscription, route)
+        rehearsal = Rehearsal(
+            self._stage,
+            self._guard,
+            subscription,
+            root=self._root,
+            started_at=self._started_at,
+        )
+        return await rehearsal.rehearse(occasions)
+
+    def _occasions(self, subscription: Subscription, route: Route) -> list[RehearsedEvent]:
+        return find_occasions(subscription, route, self._request.recorded, self._started_at)
+
+    async def _jobs(self, subscription: Subscription, queue: Route) -> list[RehearsedEvent]:
+        """Return the jobs that other handlers publish to this queue, one of each type."""
+        if self._published is None:
+            self._published = [job async for job in self._publish()]
+        jobs = {job.envelope.type: job for job in self._published if job.route is queue}
+        return [job for type, job in jobs.items() if takes(subscription, type)]
+
+    async def _publish(self) -> AsyncIterator[RehearsedEvent]:
+        """Run every handler once on its own events, and yield the jobs that are in the queues."""
+        queues = [route for route in self._routes.values() if route.provider.is_queue]
+        for other in self._request.project.registry.handlers:
+            for occasion in self._occasions(other, self._routes[other.route]):
+                await Schedules(self._stage, other).once(occasion)
+                for queue in queues:
+                    for id, type, payload in await self._stage.jobs(queue.name):
+                        yield make_job(queue, id, type, payload, self._started_at)
+
+    def _skipped(self, subscription: Subscription, route: Route) -> Report:
+        types = " ".join(subscription.types)
+        if route.provider.is_queue:
+            reason = f"no handler publishes {types} to the queue {route.name} on its sample events"
+        else:
+            reason = f"no sample of type {types}; {RECORD_HINT}"
+        return Report(
+            handler=subscription.handler,
+            route=subscription.route,
+            verdict=Verdict.SKIPPED,
+            reason=reason,
+        )
+
+
+def _chosen(request: Request) -> list[Subscription]:
+    """Return the named handlers, or else those that take a recorded event, or else all."""
+    registry = request.project.registry
+    subscriptions = registry.handlers
+    routes = {route.name: route for route in request.project.config.routes}
+    for name in request.handlers:
+        if name in {s.handler for s in registry.subscriptions if s.forward is not None}:
+            raise CommandFailed(f"{name} is a forward: no code of yours runs here")
+        if not any(_is_named(s, name) for s in subscriptions):
+            known = ", ".join(sorted({s.handler for s in subscriptions})) or "none"
+            raise CommandFailed(f"there is no handler {name!r}; expected one of {known}")
+    for file, item in request.recorded.items():
+        if not any(_takes(s, routes[s.route], item) for s in subscriptions):
+            raise CommandFailed(f"{file}: no handler takes {item.type} of {item.provider}")
+    if request.handlers:
+        named = [s for s in subscriptions if any(_is_named(s, n) for n in request.handlers)]
+        _check_taken(named, routes, request.recorded)
+        if not request.recorded:
+            return named
+        subscriptions = tuple(named)  # it may also be on a route without these events
+    if request.recorded:
+        recorded = request.recorded.values()
+        return [
+            s for s in subscriptions if any(_takes(s, routes[s.route], item) for item in recorded)
+        ]
+    return list(subscriptions)
+
+
+def _check_taken(
+    named: Sequence[Subscription], routes: Mapping[str, Route], recorded: Mapping[str, Recorded]
+) -> None:
+    """Raise CommandFailed if a named handler takes none of the named events, or vice versa.
+
+    Otherwise the handler would be tried on other events than the user asked for.
+    """
+    names = ", ".join(dict.fromkeys(s.handler for s in named))
+    for file, item in recorded.items():
+        if not any(_takes(s, routes[s.route], item) for s in named):
+            raise CommandFailed(f"{file}: {item.type} of {item.provider} is not taken by {names}")
+    for s in named:
+        others = [other for other in named if other.handler == s.handler]
+        if recorded and not any(
+            _takes(other, routes[other.route], item)
+            for other in others
+            for item in recorded.values()
+        ):
+            files = ", ".join(recorded)
+            raise CommandFailed(f"{s.handler} takes {' '.join(s.types)}, and none of {files}")
+
+
+def _is_named(subscription: Subscription, name: str) -> bool:
+    names = (subscription.handler, *subscription.formerly)
+    return any(known == name or known.endswith(f".{name}") for known in names)
+
+
+def _takes(subscription: Subscription, route: Route, item: Recorded) -> bool:
+    return route.provider.name == item.provider and takes(subscription, item.type)

@@ -1,1 +1,0 @@
-"""Payloads as the providers' own libraries type them; each imports its library, so late."""

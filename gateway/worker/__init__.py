@@ -1,0 +1,1 @@
+"""From a lease to its settlement: runner, execution, context, sweep."""

@@ -1,0 +1,180 @@
+"""`ctx.publish`: publish jobs in the transaction of the handler."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import orjson
+
+from gateway.base.errors import LeaseLost, Reject
+from gateway.base.model import Envelope, Lease
+from gateway.config.registry import Registry
+from gateway.config.registry.key_path import KeyPath
+from gateway.config.routes import Config, Route
+from gateway.ledger.claims import Claim
+from gateway.ledger.connection import QUERIES, Pool
+from gateway.ledger.encryption import EncryptionKeys
+from gateway.ledger.ordering import OrderingKey
+from gateway.providers.publish import EXACT, NAME_EXPECTED, PUBLISH, is_name, job_digest
+
+RunOwn = Callable[..., Awaitable[asyncpg.Record | None]]
+
+
+class DoneBefore(Exception):
+    """Another delivery with the same key was done before."""
+
+
+class AtIt(Exception):
+    """Another delivery with the same key is running, and its outcome is not known yet."""
+
+
+class OncePer:
+    """The `once_per` key of one delivery."""
+
+    def __init__(
+        self, lease: Lease, path: KeyPath, ledger: Pool, encryption: EncryptionKeys
+    ) -> None:
+        self._lease = lease
+        self._path = path
+        self._ledger = ledger
+        self._encryption = encryption
+        self._key: str | None = None
+        """The key is read before the run, because the handler may change the payload."""
+
+    async def reserve(self) -> None:
+        """Reserve the key before a run.
+
+        Raises DoneBefore, AtIt, LeaseLost, or Reject if the payload has no value for the key.
+        """
+        payload = self._lease.event.payload
+        self._key = self._path.key(payload)
+        if self._key is None:
+            missing = self._path.missing(payload)
+            raise Reject(f'once_per="{self._path}": the payload has no value at {missing}')
+        row = await self._ledger.fetchrow(QUERIES["reserve_once"], *self._arguments)
+        if row is None or not row["is_held"]:
+            raise LeaseLost(f"delivery {self._lease.delivery_id} belongs to another run now")
+        if row["is_ours"]:
+            return
+        if row["is_done"]:
+            by = f"event {row['event_id']}"
+            raise DoneBefore(f"{self._path} {self._key} was done before, by {by}")
+        raise AtIt(f"another event of {self._path} {self._key} runs")
+
+    async def keep(self, run: RunOwn) -> None:
+        """Record the key as done, in the transaction of the run.
+
+        Raises LeaseLost if another delivery has taken over the key.
+        """
+        if await run(QUERIES["keep_once"], *self._arguments) is None:
+            raise LeaseLost(f"another delivery acts for {self._path} {self._key} now")
+
+    @property
+    def _arguments(self) -> tuple[object, ...]:
+        lease, key = self._lease, self._key or ""
+        route, handler = lease.event.route, lease.handler
+        kept = self._encryption.turn_key(route, handler, key)
+        former = None if kept == key else key  # the key before the route was encrypted
+        return route, handler, kept, lease.delivery_id, lease.token, former
+
+
+def job_arguments(job: Claim) -> tuple[Any, ...]:
+    """Return the arguments of the SQL statement `publish` for a job."""
+    return (
+        job.route,
+        job.envelope.id,
+        job.envelope.type,
+        job.received_at,
+        job.digest,
+        job.body,
+        list(job.handlers),
+        [job.order_keys.get(handler) for handler in job.handlers],
+        job.key_id,
+        job.trace,
+    )
+
+
+class Outbox:
+    """The jobs that one run of a delivery publishes."""
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        encryption: EncryptionKeys,
+        make_key: Callable[[str], str],
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._encryption = encryption
+        self._make_key = make_key
+        self._unnamed = 0
+        self.delivery_ids: list[int] = []
+        """Deliveries of the published jobs. They exist once the transaction is committed."""
+        self.turns: list[OrderingKey] = []
+        """Ordering keys of the deliveries of these jobs."""
+        self.queues: list[str] = []
+        """The queue of each published job."""
+
+    def make(self, queue: str, payload: Any, key: str | None, type: str | None) -> Claim:
+        """Return a job, encrypted if its route is. Raises ValueError or TypeError."""
+        route = self._queue(queue)
+        body = _body(route, payload)
+        if key is None:
+            self._unnamed += 1
+            key = self._make_key(f"publish:{self._unnamed}")
+        job_type = _checked("type", route.label if type is None else type)
+        handlers = self._registry.for_event(route.name, job_type)
+        now = datetime.now(UTC)
+        job = Claim(
+            route=route.name,
+            provider=PUBLISH.name,
+            envelope=Envelope(id=_checked("key", key), type=job_type, occurred_at=now),
+            received_at=now,
+            digest=job_digest(job_type, EXACT.decode(body.decode())),
+            headers={},
+            body=route.redacted({}, body),
+            replay=None,
+            handlers=handlers,
+            order_keys=self._registry.order_keys(route.name, handlers, {}, body),
+        )
+        return self._encryption.seal_claim(job)
+
+    def note(self, job: Claim, delivery_ids: Iterable[int]) -> None:
+        """Record a job that was written in the transaction."""
+        self.queues.append(job.route)
+        self.delivery_ids.extend(delivery_ids)
+        self.turns.extend(
+            OrderingKey(job.route, handler, k) for handler, k in job.order_keys.items()
+        )
+
+    def _queue(self, name: str) -> Route:
+        routes = [route for route in self._config.routes if route.provider.is_queue]
+        queues = {name: route for route in routes for name in (*route.formerly, route.label)}
+        if name not in queues:
+            known = (
+                ", ".join(sorted(route.label for route in routes))
+                or "none: add a route with `provider: publish`"
+            )
+            raise ValueError(f"ctx.publish: found queue {name!r}; expected one of {known}")
+        return queues[name]
+
+
+def _body(route: Route, payload: Any) -> bytes:
+    try:
+        body = orjson.dumps(payload)
+    except TypeError as error:
+        raise TypeError(f"ctx.publish({route.label!r}): the payload is not JSON: {error}") from None
+    if len(body) > route.max_body:
+        raise ValueError(
+            f"ctx.publish({route.label!r}): found a payload of {len(body)} bytes; "
+            f"expected at most max_body ({route.max_body})"
+        )
+    return body
+
+
+def _checked(option: str, text: str) -> str:
+    if is_name(text):
+        return text
+    raise ValueError(f"ctx.publish: {option}: found {text!r:.80}; expected {NAME_EXPECTED}")

@@ -1,0 +1,1 @@
+"""Repairs and retention: takes back lost leases, prunes expired data, lists the live workers."""
