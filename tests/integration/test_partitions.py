@@ -76,6 +76,15 @@ async def days(ledger: Reader, parent: str) -> list[date]:
     return [row["day"] for row in rows]
 
 
+async def forget_on(connection: Connection) -> date:
+    """Return the day under which a payload that arrives now is filed.
+
+    It is 15 days ahead, and 16 in the last hour of a day (UTC).
+    """
+    day: date = await connection.fetchval("select gateway.forget_on(now(), '14 days')")
+    return day
+
+
 async def due(ledger: Reader) -> int:
     n: int = await ledger.value(
         "select count(*) from gateway.partitions where day <= (now() at time zone 'UTC')::date"
@@ -119,8 +128,9 @@ async def test_there_are_tables_for_the_next_days_and_what_is_claimed_is_in_one(
     }
     await keep_retention(connection, routes)
     await make_partitions(connection)
+    first = await forget_on(connection)
     ahead = await days(ledger, "payloads")
-    assert {today + n * DAY for n in range(15, 24)} <= set(ahead)
+    assert {first + n * DAY for n in range(8)} <= set(ahead)
     assert any(day.weekday() == 0 and day > today + 60 * DAY for day in ahead)
     assert any(day.day == 1 and day > today + 400 * DAY for day in await days(ledger, "attempts"))
     await claim(database_url, "evt_1")
@@ -147,7 +157,7 @@ async def test_a_day_that_has_come_is_dropped_with_what_nobody_wants(
 ) -> None:
     [delivery_id] = await claim(database_url, "evt_1")
     await finish(ledger, delivery_id)
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     assert await kept(ledger) == {"evt_1"}
     tended = await tend(connection, ROUTES)
     assert (tended.refiled, tended.waiting, await due(ledger)) == (0, 0, 0)
@@ -219,7 +229,7 @@ async def test_what_is_ordered_to_run_again_on_its_last_day_runs(
     """The order, and not the look at what is wanted, sees to it that the payload stays."""
     [delivery_id] = await claim(database_url, "evt_1")
     await finish(ledger, delivery_id)
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     await replay(connection, delivery_id, actor="ann", reason=None)
     for row in await ledger.rows(QUERIES["list_due_partitions"]):
         await connection.execute(QUERIES["detach_partition"], row["parent"], row["day"])
@@ -231,7 +241,7 @@ async def test_an_order_to_deliver_on_its_last_day_keeps_the_payload(
     database_url: str, ledger: Reader, connection: Connection
 ) -> None:
     await claim(database_url, "evt_1", handlers=[])
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     await connection.fetch(
         QUERIES["deliver_events"], ["stripe"], ["evt_1"], [None], "handlers.count", "ann", None, 7
     )
@@ -250,8 +260,8 @@ async def test_a_longer_retention_keeps_what_was_filed_for_a_shorter_one(
     await claim(database_url, "evt_1", handlers=[])
     longer = {"stripe": Retention(key=90 * DAY, payload=30 * DAY, dead=90 * DAY)}
     await keep_retention(connection, longer)
-    await let_pass(ledger, 15)
-    await ledger.run("update gateway.retention set longer_until = longer_until - 15")
+    await let_pass(ledger, 16)
+    await ledger.run("update gateway.retention set longer_until = longer_until - 16")
     tended = await tend(connection, longer)
     assert (tended.refiled, await kept(ledger)) == (1, {"evt_1"})
     await let_pass(ledger, 17)
@@ -275,7 +285,7 @@ async def test_a_prune_leaves_to_a_day_what_is_filed_under_it(
     await claim(database_url, "evt_1", handlers=[])
     await ledger.run(
         "update gateway.processed_events set received_at = received_at - interval '14 days 30 min',"
-        " payload_until = payload_until - 14"
+        " payload_until = gateway.forget_on(received_at - interval '14 days 30 min', '14 days')"
     )
     pruned = await Pruner(ROUTES).step(connection)
     assert (pruned.payloads, pruned.looked_at) == (0, 1)
@@ -339,8 +349,8 @@ async def test_a_clock_that_was_months_ahead_for_a_while_takes_no_unfinished_wor
         await tend(connection, ROUTES)
     assert await ledger.rows("select from gateway.payloads_default") == []
     assert await kept(ledger) == {"pending", "dead", "ahead", "back"}
-    today = datetime.now(UTC).date()
-    assert {today + n * DAY for n in range(16, 24)} <= set(await days(ledger, "payloads"))
+    first = await forget_on(connection)
+    assert {first + n * DAY for n in range(8)} <= set(await days(ledger, "payloads"))
 
 
 async def test_an_open_transaction_that_has_read_payloads_stops_no_claim(
@@ -348,7 +358,7 @@ async def test_an_open_transaction_that_has_read_payloads_stops_no_claim(
 ) -> None:
     [delivery_id] = await claim(database_url, "evt_1")
     await finish(ledger, delivery_id)
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     reader = await asyncpg.connect(database_url)
     async with reader.transaction():
         await reader.execute("select count(*) from gateway.payloads")
@@ -437,7 +447,7 @@ async def test_whoever_dies_on_the_way_leaves_nothing_half_done(
         "update gateway.deliveries set status = 'dead', finished_at = now() where id = any ($1)",
         wanted,
     )
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
 
     def die(reached: failpoints.Step) -> None:
         if reached == step:
@@ -457,7 +467,7 @@ async def test_two_who_tend_at_once_do_it_once(
     database_url: str, ledger: Reader, connection: Connection
 ) -> None:
     wanted = await claim(database_url, *(f"evt_{n}" for n in range(50)))
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     other = await asyncpg.connect(database_url)
     done = await asyncio.gather(tend(connection, ROUTES), tend(other, ROUTES))
     await other.close()
@@ -473,7 +483,7 @@ async def test_a_lease_reads_a_payload_that_is_filed_elsewhere_meanwhile(
     session = await asyncpg.connect(database_url, server_settings=PREPARED_ONCE)
     for n in range(3):
         await claim(database_url, f"evt_{n}")
-        await let_pass(ledger, 15)
+        await let_pass(ledger, 16)
         await tend(connection, ROUTES)
         [lease] = await lease_due(session, 1, HANDLERS, DAY)
         assert lease.event.id.encode() in lease.event.body
@@ -489,7 +499,7 @@ async def test_nothing_is_dropped_while_another_still_files_what_is_wanted(
     monkeypatch.setattr("gateway.ledger.partitions.BATCH", 2)
     ids = [f"evt_{n}" for n in range(6)]
     await claim(database_url, *ids)
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     await prepare(connection, ROUTES)
     other = await asyncpg.connect(database_url)
     step = other.transaction()

@@ -396,7 +396,7 @@ async def test_days_that_are_dropped_are_counted(database_url: str, ledger: Read
     pool = await open_pool(database_url, name="test", size=1, command_timeout_s=10)
     metrics = WorkerMetrics()
     await claim_all(database_url, [make_claim("evt_1")])
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     await _sweeper(pool, Pruner({}), metrics).tend()
     dropped = metrics.registry.get_sample_value("gateway_pruned_total", {"what": "days"})
     assert dropped is not None

@@ -317,7 +317,7 @@ async def test_a_worker_forgets_days_whose_tables_are_not_its_own(
         " finished_at = case id when $1 then null else now() end",
         ids[0],
     )
-    await let_pass(ledger, 15)
+    await let_pass(ledger, 16)
     await owner.execute(f"set role {OPERATOR}")
     await replay(owner, ids[1], actor="ann", reason=None)
     await owner.execute(f"set role {WORKER}")

@@ -35,4 +35,9 @@ $$
 
 
 async def let_pass(ledger: Reader, days: int) -> None:
+    """Move everything that is stored `days` into the past.
+
+    A payload that is kept for 14 days is due after 16: its day is the 15th
+    from now, and the 16th if now is the last hour of a day (UTC).
+    """
     await ledger.run(LATER.replace("$days", str(days)))
