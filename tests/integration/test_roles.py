@@ -12,7 +12,7 @@ import pytest
 from gateway.base.model import Retention
 from gateway.ledger.connection import QUERIES, Connection
 from gateway.ledger.deliveries import replay
-from gateway.ledger.partitions import tend
+from gateway.ledger.partitions import make_partitions, tend
 from gateway.ledger.retention import Pruner
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.partitions import let_pass
@@ -318,6 +318,7 @@ async def test_a_worker_forgets_days_whose_tables_are_not_its_own(
         ids[0],
     )
     await let_pass(ledger, 16)
+    await make_partitions(owner)  # a replay files the payload in one of them
     await owner.execute(f"set role {OPERATOR}")
     await replay(owner, ids[1], actor="ann", reason=None)
     await owner.execute(f"set role {WORKER}")
