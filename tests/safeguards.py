@@ -1434,6 +1434,13 @@ SAFEGUARDS: Final = (
         "tests/integration/test_slow_senders.py::test_unfinished_heads_are_bounded_over_all_connections",
     ),
     Safeguard(
+        "the head of an answered request is freed",
+        "gateway/http/protocol.py",
+        "            self._forget_head()\n",
+        "            pass\n",
+        "tests/e2e/test_pipelining.py::test_heads_of_answered_requests_do_not_fill_the_memory",
+    ),
+    Safeguard(
         "trailers behind a large body are bounded",
         "gateway/http/protocol.py",
         " or self._framing_run > FRAMING_BYTES:\n",

@@ -6,7 +6,8 @@ Each response is sent in one write.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 from starlette.types import Scope
@@ -20,6 +21,9 @@ from uvicorn.server import ServerState
 
 from gateway.http.admission import Admission, ConnectionLimit, unreserved
 from gateway.http.limits import Throttle
+
+if TYPE_CHECKING:
+    from uvicorn._types import HTTPScope
 
 COMPLAINTS_PER_SECOND: Final = 5
 VERSIONS: Final = frozenset({"1.1", "1.0"})
@@ -56,6 +60,9 @@ BUSY: Final = (
     b"content-type: application/json\r\nretry-after: 10\r\n",
     b'{"error":"UNAVAILABLE"}',
 )
+
+ANSWERED: Final = cast("HTTPScope", MappingProxyType({}))
+"""Replaces the scope of an answered request on a connection that waits for the next one."""
 
 log = structlog.get_logger("gateway.receive")
 
@@ -364,8 +371,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if is_unread and not self.transport.is_closing():  # the rest of the body will not be read
             self.transport.close()
-        elif self.flow.is_held:
+            return
+        if self._is_idle:
+            self._forget_head()
+        if self.flow.is_held:
             self._parse()
+
+    def _forget_head(self) -> None:
+        """Free the head of the answered request: thousands of idle connections would keep 64 KiB
+        each.
+
+        The application has its own reference to the scope, and may still use it.
+        """
+        self.cycle.scope = self.scope = ANSWERED
+        self.headers, self.url = [], b""
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -1,4 +1,4 @@
-"""Clients that try to fill the memory of a process with requests that wait or do not end."""
+"""Clients that try to fill the memory of a process with many requests, or large ones."""
 
 import asyncio
 import socket
@@ -143,6 +143,22 @@ async def test_unfinished_heads_do_not_fill_the_memory(project: Project) -> None
         for _ in range(2_000):
             connection = stack.enter_context(socket.create_connection(address))
             connection.sendall(head)
+        answer = await serving.post(*stripe_request(f"evt_{uuid4().hex}"))
+        assert answer.json()["status"] == "accepted"
+        assert peak_bytes(serving.running.process.pid) - before < MOST_GROWTH
+
+
+async def test_heads_of_answered_requests_do_not_fill_the_memory(project: Project) -> None:
+    """Connections that wait for a next request, each of which has sent a large head."""
+    fields = b"".join(b"x-%d: %b\r\n" % (n, b"y" * 290) for n in range(190))
+    with project.serve() as serving, ExitStack() as stack:
+        await serving.ready()
+        address = "127.0.0.1", urlsplit(serving.url).port
+        before = peak_bytes(serving.running.process.pid)
+        for _ in range(2_000):
+            connection = stack.enter_context(socket.create_connection(address))
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + fields + b"\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
         answer = await serving.post(*stripe_request(f"evt_{uuid4().hex}"))
         assert answer.json()["status"] == "accepted"
         assert peak_bytes(serving.running.process.pid) - before < MOST_GROWTH
