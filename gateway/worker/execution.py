@@ -61,10 +61,17 @@ ENDED_IN_BLOCK: Final = (
 )
 DECIDED: Final = (HandlerSignal, HandlerTimeout, StatementRefused, TransactionEnded)
 """Errors that alone decide how the delivery is settled, whatever else failed in its run."""
-RUN_AGAIN: Final = (*CONTENDED, asyncpg.InvalidCachedStatementError)
-"""Errors that are not the fault of the handler: another run succeeds. The last one means that a
-statement which the driver prepared for an earlier delivery has other columns now (a changed table,
-another search_path), and that the driver has dropped it."""
+RUN_AGAIN: Final = (
+    *CONTENDED,
+    asyncpg.InvalidCachedStatementError,
+    asyncpg.OutdatedSchemaCacheError,
+)
+"""Errors that are not the fault of the handler: another run succeeds. The last two mean that what
+the driver knows from an earlier delivery is outdated, the columns of a prepared statement (a
+changed table, another search_path) or the attributes of a type, and that the driver has dropped it.
+"""
+PREPARED_BY_DRIVER: Final = "__asyncpg_"
+"""How the names of the statements begin that the driver has prepared."""
 AFTER_CONFLICT: Final = RetryPolicy(
     attempts=MAX_LOSSES, base=timedelta(milliseconds=200), cap=timedelta(seconds=10)
 )
@@ -382,7 +389,8 @@ class Execution:
         if await self._is_away(error):
             return _again(Outcome.LOST, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
         tries = self.lease.losses + 1
-        if _is_because(error, RUN_AGAIN) and tries < AFTER_CONFLICT.attempts:
+        may_succeed = _is_because(error, RUN_AGAIN) or _is_of_session(error)
+        if may_succeed and tries < AFTER_CONFLICT.attempts:
             return _again(Outcome.LOST, summary(error, hide), backoff(AFTER_CONFLICT, tries))
         return None
 
@@ -426,6 +434,16 @@ def _again(outcome: Outcome, because: str, delay: timedelta) -> Settlement:
 def _is_because(error: BaseException, kinds: tuple[type[Exception], ...]) -> bool:
     """Return whether the error, or one of its causes, is of these kinds."""
     return any(isinstance(cause, kinds) for cause in causes(error))
+
+
+def _is_of_session(error: BaseException) -> bool:
+    """Return whether a statement of the driver is missing in a session, or is there already.
+
+    Most likely the delivery that had the session before has dropped it: a function can, unseen.
+    """
+    return any(
+        isinstance(cause, MIXED_UP) and PREPARED_BY_DRIVER in str(cause) for cause in causes(error)
+    )
 
 
 def _with_status(settlement: Settlement, status: Status) -> Settlement:

@@ -98,6 +98,11 @@ class IsolatedWorker:
                 process = await asyncio.create_subprocess_exec(
                     *COMMAND, stdin=PIPE, env=_environ(), start_new_session=True
                 )
+        except OSError as error:  # no more processes, memory or files: the others must go on
+            self._ended.set()
+            log.warning("isolated_worker_not_started", error=describe(error))
+            return
+        try:
             self._process = process
             log.info("isolated_worker_started", child_pid=process.pid)
             if self._is_stopping:

@@ -249,8 +249,7 @@ class DeliveryTransaction:
             session = self._session
             if session is None:
                 raise RuntimeError("the handler has begun no transaction")
-            if not self.lost and not session.connection.is_in_transaction():
-                raise TransactionEnded(ENDED_EARLY)
+            self._check_not_ended(session)
             await settle_done(session, lease, chain=chain)
             self._session = None
             self._sessions.give_back(session)
@@ -262,9 +261,18 @@ class DeliveryTransaction:
             raise TransactionEnded(ENDED_EARLY)
 
     async def take_own_role(self) -> None:
-        """Reset a role that the handler may have set, before statements of the gateway itself."""
+        """Reset a role that the handler may have set, before statements of the gateway itself.
+
+        Raises TransactionEnded if these would be committed on their own, without the completion.
+        """
         if self._session is not None and self._session.is_foreign:
+            self._check_not_ended(self._session)
             await self._session.connection.execute(OWN_ROLE)
+
+    def _check_not_ended(self, session: Session) -> None:
+        """Raise TransactionEnded if no transaction is open. Costs no round trip."""
+        if not self.lost and not session.connection.is_in_transaction():
+            raise TransactionEnded(ENDED_EARLY)
 
     async def mark_effects(self, delivery_id: int) -> None:
         """Mark the effects that the delivery completes without. They are committed with it."""

@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event, Reject
+from gateway.config.registry.key_path import KeyPath
 from gateway.worker.context import transaction_of
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -160,6 +161,22 @@ async def test_a_handler_that_commits_and_rejects_is_reported_for_the_commit(
         raise Reject("not ours")
 
     assert "ended its own transaction" in (await run_one(database_url, ledger, handler))["error"]
+
+
+@pytest.mark.usefixtures("unchecked")
+async def test_a_handler_that_rolls_back_has_not_acted_for_its_key(
+    database_url: str, ledger: Reader
+) -> None:
+    """Outside of the transaction, that it has acted would be committed without its effect."""
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        await ctx.db.execute("rollback")
+
+    delivery = await run_one(database_url, ledger, handler, once_per=KeyPath.parse("id"))
+    assert delivery["error"].startswith("TransactionEnded: the handler ended its own transaction")
+    [key] = await ledger.rows("select finished_at from gateway.once_keys")
+    assert key["finished_at"] is None
 
 
 @pytest.mark.parametrize("call", ["do $$ begin commit; end $$", "call public.ends_it()"])

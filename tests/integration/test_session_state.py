@@ -390,3 +390,38 @@ async def test_a_session_whose_prepared_statements_were_dropped_is_not_used_agai
         await until(lambda: is_settled(ledger))
     assert await ledger.statuses() == {"done": 5}
     assert await ledger.effects() == 5
+    # The delivery that got the session next did not drop them.
+    assert await ledger.value("select array_agg(distinct attempts) from gateway.deliveries") == [1]
+
+
+async def test_a_composite_type_that_has_changed_burns_no_attempt(
+    database_url: str, ledger: Reader
+) -> None:
+    """The driver reads the attributes of a type once per session."""
+
+    async def handler(event: Event, ctx: Context) -> None:
+        await count(event, ctx)
+        values = "1, 2" if event.id == "evt_1" else "1, 2, 3"
+        await ctx.db.fetchval(f"select row({values})::public.pair")
+
+    await ledger.run("create type public.pair as (a int, b int)")
+    async with working(database_url, subscribe(handler), concurrency=1):
+        await claim_all(database_url, [make_claim("evt_1")])
+        await until(lambda: is_settled(ledger))
+        await ledger.run("alter type public.pair add attribute c int")
+        await claim_all(database_url, [make_claim("evt_2")])
+        await until(lambda: is_settled(ledger))
+    assert await ledger.outcomes() == ["done", "lost", "done"]
+    assert await ledger.effects() == 2
+
+
+async def test_a_statement_that_a_handler_has_not_prepared_is_its_own_error(
+    database_url: str, ledger: Reader
+) -> None:
+    async def handler(event: Event, ctx: Context) -> None:
+        await ctx.db.execute("execute never_prepared")
+
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with working(database_url, subscribe(handler)):
+        await until(lambda: is_settled(ledger))
+    assert await ledger.outcomes() == ["retry", "retry", "dead"]

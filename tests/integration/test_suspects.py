@@ -1,11 +1,15 @@
 """Suspects, deliveries whose worker was lost twice: which worker leases them, and how many."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import Context, Event
+from gateway.processes.work import Worker
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, looked_again, subscribe, working
@@ -71,6 +75,35 @@ async def test_other_workers_leave_suspects_alone(
         await until(lambda: are_done(ledger, "evt_2"))
         await looked_again(worker)
     assert await done(ledger) == ["evt_2"]
+
+
+async def test_a_process_that_cannot_be_started_does_not_end_the_worker(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No file, no memory or no more processes: the suspect waits, and the others go on."""
+    program, started = tmp_path / "gateway", tmp_path / "started"
+    monkeypatch.setattr("gateway.worker.isolated.COMMAND", (str(program), str(started)))
+    await claim_all(database_url, [make_claim("evt_1")])
+    await suspect(ledger, "evt_1")
+    with capture_logs() as logs:
+        async with working(database_url, subscribe(count)) as worker:
+            await until(lambda: ended(worker) or "isolated_worker_not_started" in events(logs))
+            program.write_text('#!/bin/sh\ntouch "$1"\n')
+            program.chmod(0o700)
+            await claim_all(database_url, [make_claim("evt_2")])
+            await until(lambda: are_done(ledger, "evt_2"))
+            assert ended(worker) == []
+            await until(started.exists)
+    assert "isolated_worker_not_started" in events(logs)
+
+
+def events(logs: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {line["event"] for line in logs}
+
+
+def ended(worker: Worker) -> list[str]:
+    """Return the parts of a worker that have ended. Its process ends with any of them."""
+    return [task.get_name() for task in worker._tasks if task.done()]
 
 
 async def test_a_suspect_counts_in_the_concurrency_of_its_handler(
