@@ -1441,6 +1441,28 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_pipelining.py::test_heads_of_answered_requests_do_not_fill_the_memory",
     ),
     Safeguard(
+        "a crash of another server process is no loss of this delivery",
+        "gateway/worker/transaction.py",
+        "self._session is not None and not self._session.is_bystander\n",
+        "self._session is not None\n",
+        "tests/e2e/test_postgres_restarts.py::test_a_delivery_that_crashes_postgres_dies_alone",
+    ),
+    Safeguard(
+        "a run that gets no connection is no loss",
+        "gateway/worker/transaction.py",
+        "self._session is not None and not self._session.is_bystander\n",
+        "self._session is None or not self._session.is_bystander\n",
+        "tests/integration/test_run.py::test_a_run_that_gets_no_connection_is_no_loss",
+    ),
+    Safeguard(
+        "a worker goes on if no process can be started for a suspect",
+        "gateway/worker/isolated.py",
+        "        except OSError as error:  # no more",
+        "        except NotImplementedError as error:  # no more",
+        "tests/integration/test_suspects.py::"
+        "test_a_process_that_cannot_be_started_does_not_end_the_worker",
+    ),
+    Safeguard(
         "trailers behind a large body are bounded",
         "gateway/http/protocol.py",
         " or self._framing_run > FRAMING_BYTES:\n",

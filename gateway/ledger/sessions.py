@@ -7,6 +7,8 @@ from datetime import timedelta
 from secrets import token_hex
 from typing import Final
 
+import asyncpg
+
 from gateway.ledger.connection import TROUBLE, Connection, Opener, close_quietly, forget_query
 from gateway.ledger.servers import is_pooled
 
@@ -29,7 +31,15 @@ IDLE_S: Final = 300.0
 class Session:
     """A connection and the known state of its session."""
 
-    __slots__ = ("begun_at", "connection", "idle_since", "is_foreign", "limit_ms", "proof")
+    __slots__ = (
+        "begun_at",
+        "connection",
+        "idle_since",
+        "is_bystander",
+        "is_foreign",
+        "limit_ms",
+        "proof",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -42,6 +52,14 @@ class Session:
         self.proof = ""
         """The value of the setting gateway.transaction in the transaction that was begun last.
         gateway.settle_done compares them to detect that a handler ended that transaction."""
+        self.is_bystander = False
+        """Whether the server has ended the session because the process of another one crashed."""
+        connection.add_log_listener(self._hear)
+
+    def _hear(self, _: object, message: object) -> None:
+        """Take a message of the server. The session whose process has crashed itself gets none."""
+        if isinstance(message, asyncpg.CrashShutdownError):
+            self.is_bystander = True
 
     async def begin(self, limit: timedelta) -> None:
         """Begin a transaction that the server ends after `limit` without a statement.

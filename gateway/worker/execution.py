@@ -387,7 +387,9 @@ class Execution:
         if self._stopped_because is not None:
             return _again(Outcome.RELEASED, self._stopped_because, timedelta())
         if await self._is_away(error):
-            return _again(Outcome.LOST, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
+            is_counted = self._transaction.may_have_broken_it
+            outcome = Outcome.LOST if is_counted else Outcome.RELEASED
+            return _again(outcome, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
         tries = self.lease.losses + 1
         may_succeed = _is_because(error, RUN_AGAIN) or _is_of_session(error)
         if may_succeed and tries < AFTER_CONFLICT.attempts:

@@ -239,6 +239,14 @@ class DeliveryTransaction:
         """Whether the connection to the server was lost during the run."""
         return self._lost or (self._session is not None and self._session.connection.is_closed())
 
+    @property
+    def may_have_broken_it(self) -> bool:
+        """Whether the run itself may be why its connection was lost.
+
+        Not if it never had one, and not if the server said that the process of another one crashed.
+        """
+        return self._session is not None and not self._session.is_bystander
+
     async def complete(self, lease: Lease, *, chain: bool) -> None:
         """Settle the delivery as done in the handler's transaction, and commit both.
 

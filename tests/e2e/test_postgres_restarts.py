@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.dev.embedded import Postgres
-from tests.support.ledger import Reader
+from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import Project, Serving, stripe_request
 from tests.support.waiting import PATIENCE_S, until
 
@@ -121,3 +122,76 @@ async def test_ten_restarts_under_a_handler_with_one_attempt(breakable: Project)
 
 async def _settled(ledger: Reader) -> bool:
     return set(await ledger.statuses()) == {"done"}
+
+
+CRASHING = """
+import asyncio
+import os
+import pathlib
+import signal
+
+from gateway import Context, Event, handler
+
+
+@handler("*")
+async def crash(event: Event, ctx: Context) -> None:
+    await ctx.db.execute("insert into effects (event_id, handler) values ($1, 'crash')", event.id)
+    pid = await ctx.db.fetchval("select pg_backend_pid()")
+    hold = pathlib.Path("hold " + event.id)
+    while hold.exists():
+        await asyncio.sleep(0.02)
+    if event.id == "evt_poison":
+        os.kill(pid, signal.SIGKILL)
+        await ctx.db.fetchval("select 1")
+"""
+IN_TRANSACTION = """
+select count(*) from pg_stat_activity
+where state = 'idle in transaction' and query = 'select pg_backend_pid()'
+"""
+
+
+async def test_a_delivery_that_crashes_postgres_dies_alone(breakable: Project) -> None:
+    """All connections are lost with it. One more loss would make any of these deliveries dead."""
+    events = ["evt_poison", *(f"evt_{n}" for n in range(5))]
+    breakable.write("handlers/effects.py", CRASHING)
+    url = breakable.environ["GATEWAY_DATABASE_URL"]
+    for event_id in events:
+        breakable.write(f"hold {event_id}", "")
+        claim = make_claim(event_id, handlers=["handlers.effects.crash"])
+        await claim_all(url, [claim])
+    async with reading(url) as ledger:
+        await ledger.run("update gateway.deliveries set losses = 9")
+        with breakable.process("worker"):
+            await until(lambda: _is(ledger, IN_TRANSACTION, len(events)))
+            (breakable.directory / "hold evt_poison").unlink()
+            await until(lambda: _have_ended(url, dead=1))
+            for event_id in events[1:]:
+                (breakable.directory / f"hold {event_id}").unlink()
+            await until(lambda: _have_ended(url, dead=1, done=5))
+    async with reading(url) as ledger:
+        dead = await ledger.row("select * from gateway.deliveries where status = 'dead'")
+        assert dead["event_id"] == "evt_poison"
+        assert dead["error"].startswith("WORKER_LOST: ")
+        assert await ledger.effects() == 5
+
+
+async def _is(ledger: Reader, query: str, expected: int) -> bool:
+    found: int = await ledger.value(query)
+    return found == expected
+
+
+async def _have_ended(url: str, **expected: int) -> bool:
+    """Whether as many deliveries are done and dead, on a new connection: Postgres may be away."""
+    try:
+        async with reading(url) as ledger:
+            statuses = await ledger.statuses()
+    except (OSError, asyncpg.PostgresError):
+        return False
+    return {state: n for state, n in statuses.items() if state in {"done", "dead"}} == expected
+
+
+@asynccontextmanager
+async def reading(url: str) -> AsyncIterator[Reader]:
+    connection = await asyncpg.connect(url)
+    yield Reader(connection)
+    await connection.close()

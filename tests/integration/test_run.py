@@ -13,7 +13,7 @@ import pytest
 
 from gateway import Context, Defer, Event, Reject, Retry
 from gateway.base.model import Backoff, RetryPolicy
-from gateway.ledger.connection import QUERIES
+from gateway.ledger.connection import QUERIES, Connection, Opener
 from gateway.ledger.deliveries import lease_due
 from gateway.worker.execution import AFTER_CONFLICT
 from gateway.worker.sweeper import Sweeper
@@ -386,6 +386,28 @@ async def test_a_server_that_takes_no_writes_any_more_burns_no_attempt(
     delivery = await run_one(database_url, ledger, handler, status="done")
     assert (delivery["attempts"], await ledger.outcomes()) == (1, ["lost", "lost", "done"])
     assert len(set(sessions)) == 3
+    assert await ledger.effects() == 1
+
+
+async def test_a_run_that_gets_no_connection_is_no_loss(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may hold all connections of the server for longer than ten runs take."""
+    refused = 0
+    open_one = Opener.open
+
+    async def refusing(opener: Opener) -> Connection:
+        nonlocal refused
+        if opener._name == "gateway worker handlers" and refused < 12:
+            refused += 1
+            raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
+        return await open_one(opener)
+
+    monkeypatch.setattr(Opener, "open", refusing)
+    monkeypatch.setattr("gateway.worker.execution.AFTER_LOSS", timedelta())
+    delivery = await run_one(database_url, ledger, count, status="done")
+    assert (delivery["attempts"], delivery["losses"]) == (1, 0)
+    assert await ledger.outcomes() == ["released"] * 12 + ["done"]
     assert await ledger.effects() == 1
 
 
