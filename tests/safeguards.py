@@ -253,10 +253,18 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a prepared statement that went stale burns no attempt of the next delivery",
         "gateway/worker/execution.py",
-        "RUN_AGAIN: Final = (*CONTENDED, asyncpg.InvalidCachedStatementError)\n",
-        "RUN_AGAIN: Final = CONTENDED\n",
+        "    asyncpg.InvalidCachedStatementError,\n",
+        "",
         "tests/integration/test_session_state.py"
         "::test_a_statement_whose_columns_have_changed_burns_no_attempt",
+    ),
+    Safeguard(
+        "a missing statement of the driver burns no attempt of the next delivery",
+        "gateway/worker/execution.py",
+        "_is_because(error, RUN_AGAIN) or _is_of_session(error)\n",
+        "_is_because(error, RUN_AGAIN)\n",
+        "tests/integration/test_session_state.py"
+        "::test_a_session_whose_prepared_statements_were_dropped_is_not_used_again",
     ),
     Safeguard(
         "deliveries that lose against others ten times in a row are retried by policy",
