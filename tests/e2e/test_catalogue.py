@@ -209,7 +209,12 @@ async def test_a_challenge_is_answered_and_is_no_event(
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [("mailersend", "webhook-test"), ("woocommerce", "ping"), ("microsoft-graph", "validation")],
+    [
+        ("mailersend", "webhook-test"),
+        ("woocommerce", "ping"),
+        ("microsoft-graph", "validation"),
+        ("slack", "ssl-check"),
+    ],
 )
 async def test_a_handshake_without_a_secret_is_answered_and_is_no_event(
     client: httpx.AsyncClient, module_project: Project, name: str, case: str

@@ -131,6 +131,36 @@ def test_nothing_else_unsigned_is_answered_for_woocommerce(incoming: Incoming) -
     assert greet("woocommerce", incoming) is None
 
 
+def slack(body: bytes, url: str = URL, **headers: str) -> Incoming:
+    return Incoming({"content-type": FORM, **headers}, body, "POST", url)
+
+
+def test_the_check_of_slack_for_a_certificate_is_answered_200() -> None:
+    """Slack does not sign it."""
+    assert greet("slack", slack(b"ssl_check=1&token=xxx")) == Greeting(200, b"")
+    turned = b"token=Jhj5dZrVaK7ZwHHjRyZWjbDl&ssl_check=1"
+    assert greet("slack", slack(turned)) == Greeting(200, b"")
+
+
+@pytest.mark.parametrize(
+    "incoming",
+    [
+        slack(b"ssl_check=0&token=xxx"),
+        slack(b"ssl_check=true&token=xxx"),
+        slack(b"ssl_check=1&ssl_check=1&token=xxx"),
+        slack(b"ssl_check=1&token=xxx&command=%2Fdeploy"),
+        slack(b"ssl_check=1&token=xxx&payload=%7B%7D"),
+        slack(b"token=xxx"),
+        slack(b"ssl_check=1&token=xxx", url=f"{URL}?a=b"),
+        slack(b'{"ssl_check": "1", "token": "xxx"}', **{"content-type": "application/json"}),
+        # A request with a signature is no check, whatever it holds.
+        slack(b"ssl_check=1&token=xxx", **{"x-slack-signature": "v0=00"}),
+    ],
+)
+def test_nothing_else_unsigned_is_answered_for_slack(incoming: Incoming) -> None:
+    assert greet("slack", incoming) is None
+
+
 def graph(query: str, body: bytes = b"", **headers: str) -> Incoming:
     said = {"content-type": "text/plain; charset=utf-8", **headers}
     return Incoming(said, body, "POST", f"{URL}?{query}" if query else URL)

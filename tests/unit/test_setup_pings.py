@@ -4,12 +4,10 @@ import hmac
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
 from gateway.base.errors import BadSignature
-from gateway.base.model import FORM
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.schemes.coverage import covers_choice
@@ -73,18 +71,6 @@ def test_the_ping_of_intercom_has_no_id() -> None:
     ping = {"type": "notification_event", "app_id": "a1", "id": None, "topic": "ping"}
     envelope = provider.read(receive(provider, json.dumps(ping).encode(), "secret"))
     assert (len(envelope.id), envelope.type) == (DIGEST_CHARS, "ping")
-
-
-def test_slack_checks_the_certificate_with_a_signed_form() -> None:
-    provider = PROVIDERS["slack"]
-    body = urlencode({"ssl_check": 1, "token": "Jhj5dZrVaK7ZwHHjRyZWjbDl"}).encode()
-    incoming = receive(provider, body, "secret", **{"content-type": FORM})
-    assert provider.greet is not None
-    greeting = provider.greet(incoming, key=b"secret")
-    assert greeting is not None
-    assert (greeting.status, greeting.body) == (200, b"")
-    command = urlencode({"command": "/collect", "text": "ssl_check=1"}).encode()
-    assert provider.greet(receive(provider, command, "secret"), key=b"secret") is None
 
 
 LINEAR_RETRIES = [

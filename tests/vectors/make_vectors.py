@@ -723,6 +723,17 @@ def open_handshakes() -> None:
         answer={"status": 200, "body": ""},
     )
     write(
+        "slack",
+        "ssl-check",
+        made_by="published: https://github.com/slackapi/bolt-js/issues/1397; nothing is signed",
+        secret="8f742231b10e8888abcd99yyyzzz85a5",
+        headers=FORM | {"user-agent": "Slackbot 1.0 (+https://api.slack.com/robots)"},
+        body="ssl_check=1&token=xxx",
+        events=[],
+        unverified=True,
+        answer={"status": 200, "body": ""},
+    )
+    write(
         "woocommerce",
         "ping",
         made_by="none: the form of WC_Webhook::deliver_ping; nothing is signed",
