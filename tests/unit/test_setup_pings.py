@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.base.errors import BadSignature
+from gateway.base.model import ReplayPolicy
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.schemes.coverage import covers_choice
@@ -182,6 +183,30 @@ def test_a_last_retry_with_the_time_of_the_first_try_is_the_same_event(
     last = NOW + timedelta(hours=hours, minutes=30)
     provider.verify(incoming, keys=[b"secret"], now=last, tolerance=provider.tolerance)
     assert provider.redelivery >= timedelta(hours=hours)
+
+
+@pytest.mark.parametrize(
+    ("name", "type"),
+    [
+        ("bitbucket", "repo:push"),
+        ("sanity", "update"),
+        ("sentry", "issue.resolved"),
+        ("sentry", "metric_alert.critical"),
+        # Its timestamp is that of the comment, not of the change.
+        ("sentry", "comment.updated"),
+        ("shopify", "profiles/update"),
+        ("woocommerce", "order.deleted"),
+    ],
+)
+def test_types_whose_bodies_honestly_repeat_are_flagged(name: str, type: str) -> None:
+    policy = PROVIDERS[name].replay_policy(type, ReplayPolicy.REFUSE)
+    assert policy is ReplayPolicy.FLAG
+
+
+@pytest.mark.parametrize("type", ["comment.created", "comment.deleted", "installation.created"])
+def test_types_of_sentry_whose_bodies_cannot_repeat_are_refused(type: str) -> None:
+    policy = PROVIDERS["sentry"].replay_policy(type, ReplayPolicy.REFUSE)
+    assert policy is ReplayPolicy.REFUSE
 
 
 @pytest.mark.parametrize("name", ["lithic", "mux", "pagerduty", "viber"])
