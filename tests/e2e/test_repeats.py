@@ -265,6 +265,46 @@ async def test_a_duplicate_of_a_token_sender_can_be_released(
     ]
 
 
+BATCHES = """\
+routes:
+  meters:
+    provider: hmac
+    secrets: [env:OTHER_SECRET]
+    handlers: [handlers.effects]
+    scheme: {signature: {at: header.x-signature}, batch: json.readings, id: digest, type: json.type}
+"""
+
+
+async def test_an_item_of_a_batch_with_the_bytes_of_an_earlier_one_is_kept(
+    shop: Project, ledger: Reader
+) -> None:
+    """Also if both are in one batch: each may be an event."""
+    shop.write("config/routes.yaml", BATCHES)
+    opened, closed = {"type": "valve.opened"}, {"type": "valve.closed"}
+    body = json.dumps({"readings": [opened, closed, opened]}).encode()
+    request = (body, {"x-signature": signed(body).hex()})
+    with shop.serve() as serving:
+        await serving.ready()
+        answers = [await serving.post(*request, path="/webhooks/meters") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    kept = await ledger.rows(
+        "select convert_from(body, 'UTF8') as body, copies from gateway.rejected"
+    )
+    assert {json.loads(row["body"])["type"]: row["copies"] for row in kept} == {
+        "valve.opened": 3,
+        "valve.closed": 1,
+    }
+    release = ("rejected", "release", "--all", "--code", "DUPLICATE", "--yes")
+    assert "2 accepted" in shop.run(*release).stdout
+    events = await ledger.rows(
+        "select type, count(*) from gateway.processed_events group by type order by type"
+    )
+    assert [(row["type"], row["count"]) for row in events] == [
+        ("valve.closed", 2),
+        ("valve.opened", 2),
+    ]
+
+
 async def test_a_duplicate_of_a_sender_that_never_retries_waits_until_it_is_written(
     project: Project, ledger: Reader
 ) -> None:

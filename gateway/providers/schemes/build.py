@@ -210,9 +210,11 @@ def _repeats(section: SenderSection) -> Repeats | None:
 
 
 def is_keyed_by_digest(section: SenderSection) -> bool:
-    """Whether the digest of the whole body can be an event id, and the replay guard is off."""
+    """Whether the digest of the body, or of an item, can be an event id, and the replay guard is
+    off.
+    """
     has_digest = any(str(choice) == DIGEST for choice in section.id)
-    return has_digest and section.batch is None and not is_guarded(section)
+    return has_digest and not is_guarded(section)
 
 
 def _proof(section: SenderSection) -> Callable[[Incoming], bytes] | None:
