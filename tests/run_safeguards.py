@@ -31,6 +31,7 @@ from gateway.dev.embedded import Postgres
 from gateway.ledger.migrate import read_migrations
 from gateway.testing.throwaway import fastest_place
 from tests.safeguards import ROOT, SAFEGUARDS, Misplaced, Safeguard, cut
+from tests.soak import describe_code
 from tests.support.schema import dump_schema, migrations_without
 
 COPIED: Final = ("gateway", "tests", "handlers", "config", "bench", "deploy", "pyproject.toml")
@@ -290,7 +291,7 @@ def main() -> int:
         "--since", metavar="COMMIT", help="not those that were red with this code or later"
     )
     asked = parser.parse_args()
-    began, commit = time.monotonic(), _git("rev-parse", "HEAD")
+    began, commit = time.monotonic(), describe_code(ROOT)
     wanted = [s for s in SAFEGUARDS if not asked.name or any(name in s.name for name in asked.name)]
     if not wanted:
         sys.exit(f"no safeguard has {' or '.join(map(repr, asked.name))} in its name")

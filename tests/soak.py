@@ -2,7 +2,8 @@
 
 `make soak` appends one line per run to soak/runs.jsonl and skips the runs that are there already,
 so it can be stopped and started again at any time. A line belongs to the code that it ran: with
---since the runs of older code are ignored. Output of failed runs is kept in soak/.
+--since the runs of older code are ignored, and those of code that was not committed. It ends with 1
+if any run in its table has failed. Output of failed runs is kept in soak/.
 """
 
 import argparse
@@ -92,8 +93,9 @@ def hog(wanted: bool) -> Iterator[None]:
         process.wait()
 
 
-def run(file: str, number: int, records: Path, commit: str, options: Sequence[str]) -> Run:
+def run(file: str, number: int, records: Path, options: Sequence[str]) -> Run:
     """Run one file and put it on record."""
+    commit = describe_code(ROOT)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, file]
     began = time.monotonic()
     try:
@@ -143,12 +145,18 @@ def summarize(runs: Sequence[Run]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
+def describe_code(tree: Path) -> str:
+    """Return the commit of a work tree, with `-dirty` behind it if a file of it was changed."""
+    return _git(tree, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty")
+
+
+def _git(tree: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(tree), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _files(chosen: Sequence[str]) -> list[str]:
+def collect_files(chosen: Sequence[str]) -> list[str]:
+    """Return the chosen files, or else all of the integration and e2e tests."""
     names = chosen or [
         str(file.relative_to(ROOT))
         for folder in FOLDERS
@@ -168,17 +176,17 @@ def main() -> int:
     parser.add_argument("--summary", action="store_true", help="only print the table")
     parser.add_argument("--option", action="append", default=[], help="passed to pytest")
     asked = parser.parse_args()
-    commit, done = _git("rev-parse", "HEAD"), read(asked.records)
+    done = read(asked.records)
     if asked.since:
-        newer = set(_git("rev-list", f"{asked.since}^..HEAD").split())
+        newer = set(_git(ROOT, "rev-list", f"{asked.since}^..HEAD").split())
         done = [run for run in done if run.commit in newer]
-    files, failed = _files(asked.files), 0
+    files = collect_files(asked.files)
     deadline = time.monotonic() + asked.seconds if asked.seconds else math.inf
 
     def try_one(left: tuple[str, int]) -> Run | None:
         if time.monotonic() > deadline:
             return None
-        made = run(*left, asked.records, commit, asked.option)
+        made = run(*left, asked.records, asked.option)
         verdict = "ok" if made.is_ok else f"FAILED (exit {made.exit_code})"
         beside = " beside a hog" if made.hog else ""
         sys.stdout.write(
@@ -193,9 +201,9 @@ def main() -> int:
             with hog(has_hog(number)):
                 ended = [made for made in pool.map(try_one, together) if made is not None]
             done += ended
-            failed += sum(not made.is_ok for made in ended)
-    sys.stdout.write(summarize([made for made in done if made.file in files]))
-    return int(failed > 0)
+    counted = [made for made in done if made.file in files]
+    sys.stdout.write(summarize(counted))
+    return int(not all(made.is_ok for made in counted))
 
 
 if __name__ == "__main__":
