@@ -113,6 +113,8 @@ class Claimed:
     first_event_id: str | None = None
     """The event that first had the same body, if this one was refused, flagged, or is a duplicate
     because of its body."""
+    guard: bytes | None = None
+    """The digest that `first_event_id` holds, as it is stored, if this one was refused."""
     is_spooled: bool = False
     """Whether it is on the local disk and still has to be claimed."""
 
@@ -513,5 +515,9 @@ def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
             return None
         return Claimed(verdict=ClaimVerdict.DUPLICATE, first_event_id=row["first_event_id"])
     if first_type is not None and claim.refuses is not None and claim.refuses(first_type):
-        return Claimed(verdict=ClaimVerdict.REPLAYED, first_event_id=row["first_event_id"])
+        return Claimed(
+            verdict=ClaimVerdict.REPLAYED,
+            first_event_id=row["first_event_id"],
+            guard=claim.guard or claim.digest,
+        )
     return None

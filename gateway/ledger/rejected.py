@@ -18,7 +18,7 @@ BATCH: Final = 1_000
 
 
 class Refusal(NamedTuple):
-    """A refused id, and the digest of its body."""
+    """A refused id, and the digest of its body as it is stored: keyed if the route encrypts."""
 
     route: str
     event_id: str

@@ -357,8 +357,8 @@ class Endpoint(RouteEndpoint):
     def _note(self, claim: Claim, claimed: Claimed) -> None:
         envelope = claim.envelope
         if claimed.verdict is ClaimVerdict.REPLAYED:
-            if self._route.reconcile is not None:
-                self._remembering.note(Refusal(claim.route, envelope.id, claim.digest))
+            if self._route.reconcile is not None and claimed.guard is not None:
+                self._remembering.note(Refusal(claim.route, envelope.id, claimed.guard))
             raise Replayed(
                 f"event {envelope.id} has the bytes of {claimed.first_event_id}, claimed before"
             )

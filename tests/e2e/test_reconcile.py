@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.ledger import Reader
 from tests.support.processes import Project, Serving
@@ -186,10 +187,17 @@ class Gate:
         self.answer = answer
 
 
+@pytest.mark.parametrize("encrypt", [False, True])
 async def test_a_delivery_that_serve_refused_as_replayed_is_not_asked_for(
-    project: Project, ledger: Reader
+    project: Project, ledger: Reader, encrypt: bool
 ) -> None:
+    """Unless repeats of its type are flagged by now; also if the digests of the route are keyed."""
     async with world(project) as made:
+        if encrypt:
+            project.environ["TEST_KEY"] = "5f" + "0123456789abcdef" * 3 + "00112233445566"
+            routes = (project.directory / "config/routes.yaml").read_text()
+            routes = routes.replace("provider: github", "provider: github\n    encrypt: true")
+            project.write("config/routes.yaml", f"keys: [env:TEST_KEY]\n{routes}")
         [first] = made.github.sent = made.github.sent[:1]
         copy = replace(first, id=2000, guid="guid-fresh")
         made.github.sent = [first, copy]
@@ -208,6 +216,9 @@ async def test_a_delivery_that_serve_refused_as_replayed_is_not_asked_for(
             await until(is_noted)
             [report] = await made.reconcile("github", "--since", "2h")
         assert (report["listed"], report["missing"], made.github.asked) == (2, 0, [])
+        await ledger.run("update gateway.processed_events set type = 'membership.added'")
+        [report] = await made.reconcile("github", "--since", "2h", "--dry-run")
+        assert (report["listed"], report["missing"]) == (2, 1)
 
 
 async def test_a_worker_reconciles_by_the_schedule_of_its_route(
