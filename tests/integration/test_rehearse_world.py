@@ -205,6 +205,34 @@ OUTAGES: Final = [
         "await ctx.resources.mailer.send(",
     ),
     Planted(
+        "ignore_the_answer_to_a_client",
+        Fault.LOST,
+        "ctx.resources.letters.post(...) answered 500 (shop/outages.py:",
+        "ctx.resources.letters.post(...) is lost",
+        "await ctx.resources.letters.post(",
+    ),
+    Planted(
+        "drop_a_refusal_around_once",
+        Fault.LOST,
+        "ctx.resources.letters.post(...) answered 401 (shop/outages.py:",
+        "ctx.resources.letters.post(...) is lost",
+        "answer = await ctx.resources.letters.post(",
+    ),
+    Planted(
+        "take_every_error_for_not_sent",
+        Fault.CALLED,
+        "POST https://mail.example/send answered 500 after it was done (shop/outages.py:",
+        "POST https://mail.example/send",
+        'answer = await ctx.http.post("https://mail.example/send")',
+    ),
+    Planted(
+        "list_timeouts_as_not_done",
+        Fault.CALLED,
+        "POST https://mail.example/send timed out after it was sent (shop/outages.py:",
+        "POST https://mail.example/send",
+        'answer = await ctx.http.post("https://mail.example/send"',
+    ),
+    Planted(
         "use_the_result_of_a_skip",
         Fault.RAISES,
         "killed before POST https://mail.example/send (shop/outages.py:",
@@ -269,6 +297,7 @@ def test_each_mistake_with_two_events_has_its_advice(
         ("ignore_the_answer", "raise_for_status()"),
         ("drop_the_failure", "let the exception out"),
         ("retry_by_itself", "leave the retry to the gateway"),
+        ("take_every_error_for_not_sent", "may have been done, so it is not known to be not done"),
         ("store_the_error", "raise_for_status()"),
         ("use_the_result_of_a_skip", "returns None after a call whose outcome is unknown"),
     ],
@@ -304,6 +333,14 @@ def test_another_object_that_once_per_leaves_out_is_a_note(sound: Reports) -> No
         'of two objects of one customer the second is skipped (once_per="data.object.customer"): '
         "right if it is to happen once per such value",
     )
+
+
+def test_another_object_that_a_key_of_once_leaves_out_is_a_note(sound: Reports) -> None:
+    assert other_notes(sound, "shop.sound.mail_once_per_customer") == [
+        'of two objects of one customer the second does not call: ctx.once("welcome", per=...) has '
+        "the same key for both. Right if it is to happen once per such value"
+    ]
+    assert not other_notes(sound, "shop.sound.mail_once_per_payment")
 
 
 def test_a_failure_that_the_handler_stores_is_a_note(sound: Reports) -> None:

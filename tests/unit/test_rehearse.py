@@ -4,7 +4,7 @@ import asyncio
 import smtplib
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
@@ -18,6 +18,7 @@ import pytest
 from gateway.base.errors import CommandFailed
 from gateway.base.model import RetryPolicy
 from gateway.config.registry import Subscription
+from gateway.config.registry.decorator import ResourceFunction
 from gateway.config.registry.key_path import KeyPath
 from gateway.config.routes import Route, load_config
 from gateway.providers.samples import Recorded, make_sample
@@ -27,9 +28,9 @@ from gateway.testing.rehearse.events import evenly, find_occasions
 from gateway.testing.rehearse.guard import RehearsalGuard, RehearsalLoop, rehearsing
 from gateway.testing.rehearse.made_up import wanted_rows
 from gateway.testing.rehearse.mail import recorded_mail
-from gateway.testing.rehearse.outages import quick_sleeps
+from gateway.testing.rehearse.outages import HTTP, RESOURCE, quick_sleeps
 from gateway.testing.rehearse.pairs import Relation, find_pairs, find_relatives, run_in_turn
-from gateway.testing.rehearse.stand_ins import StandIn
+from gateway.testing.rehearse.stand_ins import StandIn, make_stand_in
 from gateway.testing.rehearse.tables import Column, Table, compare, is_recent, learn
 from gateway.testing.rehearse.trace import (
     Failing,
@@ -42,6 +43,7 @@ from gateway.testing.rehearse.trace import (
     running,
 )
 from gateway.testing.rehearse.wire import RecordingTransport
+from gateway.worker.effects import CallOutcome, classify, counting_requests
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
@@ -215,6 +217,57 @@ async def test_a_stand_in_for_a_client_is_asked_and_written_to() -> None:
         await crm.post("/contacts", json={}, headers={"Idempotency-Key": "k"})
     writes = [(call.text, call.key) for call in run.calls if call.is_write]
     assert writes == [("ctx.resources.crm.post(...)", "k")]
+
+
+async def _client() -> AsyncIterator[httpx.AsyncClient]:
+    yield httpx.AsyncClient()
+
+
+async def _blocking_client() -> AsyncIterator[httpx.Client]:
+    yield httpx.Client()
+
+
+async def _text() -> AsyncIterator[str]:
+    yield "a text"
+
+
+async def _for_type_checkers() -> AsyncIterator["NotImported"]:  # type: ignore[name-defined]  # noqa: F821
+    yield None
+
+
+@pytest.mark.parametrize(
+    ("function", "ways"),
+    [
+        (_client, HTTP),
+        (_blocking_client, HTTP),
+        (_text, RESOURCE),
+        (_for_type_checkers, RESOURCE),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_calls_of_an_http_client_fail_like_requests(
+    function: ResourceFunction, ways: tuple[Outage, ...]
+) -> None:
+    run, crm = RehearsedRun(root=ROOT), make_stand_in("crm", function)
+    with running(run):
+        crm.post("/contacts", json={})
+        crm.request("PATCH", "/contacts/1")
+    assert [step.outages for step in run.steps] == [ways, ways]
+
+
+@pytest.mark.parametrize("method", ["post", "request"])
+async def test_a_client_returns_an_error_response_that_once_understands(method: str) -> None:
+    outage = Outage(words="answered 401", status=401)
+    run = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outage))
+    crm = make_stand_in("crm", _client)
+    arguments = ("POST", "/contacts") if method == "request" else ("/contacts",)
+    with running(run), counting_requests() as made:
+        response = await getattr(crm, method)(*arguments)
+        assert (response.status_code, response.is_error) == (401, True)
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            response.raise_for_status()
+    assert classify(refused.value, made) is CallOutcome.NOT_DONE
+    assert run.has_seen_status
 
 
 def _line(text: str) -> int:

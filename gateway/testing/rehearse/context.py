@@ -131,17 +131,25 @@ class WatchedContext(Context):
         per: Per | NotGiven = NOT_GIVEN,
         **kwargs: Any,
     ) -> Any:
+        is_called = False
+
         async def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_called
+            is_called = True
             result = func(*args, **kwargs)
             return without_stand_ins(await result if inspect.isawaitable(result) else result)
 
         self._run.check()
         if not callable(func):
             return await super().once(name, func, unknown=unknown)
-        with inside(Once(name=name, unknown=unknown, per=None if per is NOT_GIVEN else str(per))):
-            return await super().once(
+        once = Once(name=name, unknown=unknown, per=None if per is NOT_GIVEN else str(per))
+        with inside(once):
+            result = await super().once(
                 name, call, *args, unknown=unknown, not_done=not_done, per=per, **kwargs
             )
+        if not is_called:
+            self._run.kept.append(once)
+        return result
 
     async def commit(self) -> None:
         """Commit the handler's writes. The delivery stays as it is, so that it can run again."""

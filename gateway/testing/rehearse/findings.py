@@ -115,6 +115,14 @@ SKIPPED: Final = (
     'of {words} the second is skipped (once_per="{path}"): right if it is to happen once per such '
     "value"
 )
+KEPT: Final = (
+    'of {words} the second does not call: ctx.once("{name}", per=...) has the same key for both. '
+    "Right if it is to happen once per such value"
+)
+NOT_DONE_ADVICE: Final = (
+    "the first call may have been done, so it is not known to be not done: raise NotSent, and list "
+    "in not_done=, only what proves that nothing was done"
+)
 UNKNOWN_ADVICE: Final = (
     "may be sent twice if the worker dies during the call or its answer is lost: pass "
     'ctx.idempotency_key({name!r}) to the callee, or unknown="skip" to ctx.once'

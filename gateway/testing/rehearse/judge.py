@@ -8,6 +8,7 @@ from pathlib import Path
 from gateway.testing.rehearse.findings import (
     BOTH_SEND_ADVICE,
     COMPENSATED,
+    NOT_DONE_ADVICE,
     ONE_FACT_ADVICE,
     OWN_RETRY_ADVICE,
     REPEATED_ADVICE,
@@ -256,8 +257,11 @@ class Judge:
             elif _told_apart(_unforgiven(calls, trial)) <= most:
                 self._note_unknown(calls)
             else:
-                is_own_retry = _is_own_retry(calls, trial, len(before))
-                advice = OWN_RETRY_ADVICE if is_own_retry else None
+                advice = None
+                if _is_own_retry(calls, trial, len(before)):
+                    advice = OWN_RETRY_ADVICE
+                elif any(_is_called_not_done(call) for call in calls):
+                    advice = NOT_DONE_ADVICE
                 self.add(of_calls(situation, calls, len(before), advice=advice))
 
     def _note_unknown(self, calls: Sequence[ExternalCall]) -> None:
@@ -339,6 +343,8 @@ def _unforgiven(calls: Sequence[ExternalCall], trial: Trial) -> list[ExternalCal
 
     These are the calls of a run that was killed during their `ctx.once`, and the first call that
     failed in a `ctx.once` with the calls before it, if a later run repeated them under its name.
+    With `unknown="skip"`, no run repeats a call that failed, unless the handler says that it was
+    not done.
     """
     killed = [p.run for p in trial.performances if p.end is End.KILLED and p.run.steps]
     others = [p.run for p in trial.performances if p.end is not End.KILLED]
@@ -352,7 +358,11 @@ def _unforgiven(calls: Sequence[ExternalCall], trial: Trial) -> list[ExternalCal
     later = {call.once for call in _calls_of(trial.performances[-1])}
     for performance in trial.performances[:-1]:
         unanswered = _until_failure(performance.run)
-        forgiven += [call for call in unanswered if call.once is not None and call.once in later]
+        forgiven += [
+            call
+            for call in unanswered
+            if call.once is not None and call.once.unknown == "retry" and call.once in later
+        ]
     return [call for call in calls if not any(call is other for other in forgiven)]
 
 
@@ -368,6 +378,12 @@ def _is_own_retry(calls: Sequence[ExternalCall], trial: Trial, expected: int) ->
     return any(
         sum(any(call is own for own in run.calls) for call in calls) > expected for run in failing
     )
+
+
+def _is_called_not_done(call: ExternalCall) -> bool:
+    """Return whether the callee has acted on the call, and the handler said that it had not."""
+    is_failed = call.outage is not None and call.outage.is_received
+    return is_failed and call.once is not None and call.once.unknown == "skip"
 
 
 def _is_again(call: ExternalCall, again: ExternalCall, pair: Pair, group: Grouping) -> bool:

@@ -3,9 +3,9 @@
 import asyncio
 import smtplib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 
@@ -19,6 +19,7 @@ HTTP: Final = (
     Outage(words="answered 422", status=422),
     Outage(words="without a connection", error=lambda: httpx.ConnectError(_SAID)),
     Outage(words="timed out before it was sent", error=lambda: httpx.ConnectTimeout(_SAID)),
+    Outage(words="answered 500 after it was done", status=500, is_received=True),
     Outage(
         words="timed out after it was sent",
         error=lambda: httpx.ReadTimeout(_SAID),
@@ -47,7 +48,7 @@ RESOURCE: Final = (
         is_received=True,
     ),
 )
-"""The responses of a resource are unknown, so only its connection fails."""
+"""The responses of a resource that is no HTTP client are unknown, so only its connection fails."""
 
 
 class FailedResponse(httpx.Response):
@@ -70,6 +71,14 @@ class FailedResponse(httpx.Response):
     @status_code.setter
     def status_code(self, status: int) -> None:
         self._status = status
+
+
+class ReturnedResponse(FailedResponse):
+    """An error response of a client that may have to be awaited."""
+
+    def __await__(self) -> Generator[None, None, Self]:
+        return self
+        yield
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from gateway.testing.rehearse.events import (
 )
 from gateway.testing.rehearse.findings import (
     BLOCKING_ADVICE,
+    KEPT,
     REPEATS,
     SKIPPED,
     Fault,
@@ -216,6 +217,7 @@ class Rehearsal:
         elif pair.relation is Relation.SIBLING:
             self._judge.weigh_jobs(self._stage.tables, standard, in_reverse, pair.label)
             self._judge.weigh_keys(in_order, pair.label)
+            self._note_kept(pair, in_order)
         firsts = in_order.performances[0]
         if run_in_turn(self._subscription, pair.older, pair.newer) or not self._is_new(
             pair.relation, *in_order.performances
@@ -229,6 +231,12 @@ class Rehearsal:
                     self._judge.weigh_overlap, self._stage.tables, serial, event=pair.label
                 )
                 await self._try(Schedule("with two events at once", at_once, weigh))
+
+    def _note_kept(self, pair: Pair, trial: Trial) -> None:
+        """Note each effect that another object does not get, because of its `per`."""
+        for once in trial.last[-1].run.kept:
+            if once.per is not None:
+                self._judge.note(KEPT.format(words=pair.words, name=once.name), f"per {once.name}")
 
     def _note_order(self, known: Sequence[KnownHandler], pairs: Sequence[Pair]) -> None:
         busy = [i.occasion for i in known if _end(i) is End.DONE and not i.is_idle]

@@ -25,7 +25,7 @@ from gateway.testing.rehearse.context import WatchedContext
 from gateway.testing.rehearse.database import LONGEST_S, RehearsalDatabase, build_scene
 from gateway.testing.rehearse.events import AGE, RehearsedEvent
 from gateway.testing.rehearse.made_up import MadeUp
-from gateway.testing.rehearse.stand_ins import StandIn
+from gateway.testing.rehearse.stand_ins import make_stand_in
 from gateway.testing.rehearse.tables import State, Table
 from gateway.testing.rehearse.trace import RehearsedRun, StepKind, running
 from gateway.testing.rehearse.wire import RecordingTransport
@@ -256,7 +256,9 @@ class RehearsalStage:
             registry=registry,
             encryption=OPEN,
             api_keys={route.name: Secret(API_KEY) for route in config.routes},
-            resources={item.name: StandIn(item.name) for item in registry.resources},
+            resources={
+                item.name: make_stand_in(item.name, item.function) for item in registry.resources
+            },
             on_retry=lambda _: None,
             on_published=lambda _: None,
         )

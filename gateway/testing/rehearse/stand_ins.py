@@ -1,11 +1,14 @@
 """Stand-ins for `ctx.resources`: every call is recorded, and nothing is opened."""
 
 import re
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
-from typing import Any, Final, Self
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from typing import Any, Final, Self, get_args, get_type_hints
 
-from gateway.testing.rehearse.outages import RESOURCE
-from gateway.testing.rehearse.trace import current_run
+import httpx
+
+from gateway.testing.rehearse.outages import HTTP, RESOURCE, ReturnedResponse
+from gateway.testing.rehearse.trace import Outage, RehearsedRun, current_run
+from gateway.testing.rehearse.wire import REPEATABLE
 
 HARMLESS: Final = re.compile(
     r"_*(?:(?:get|fetch|list|read|aread|find|search|retrieve|query|select|count|exists|is|has"
@@ -30,6 +33,23 @@ WELL: Final[Mapping[str, object]] = {
 
 KEYS: Final = ("idempotency_key", "idempotency_token", "dedup_key", "deduplication_id")
 KEY_HEADER: Final = "idempotency-key"
+SENDING: Final = frozenset({"get", "head", "options", "post", "put", "patch", "delete", "request"})
+"""Methods of httpx clients that send one request and return its response."""
+
+
+def make_stand_in(name: str, function: Callable[[], AsyncIterator[Any]]) -> "StandIn":
+    """Return the stand-in for a resource.
+
+    The requests of a resource that is annotated as an httpx client are answered like those of
+    `ctx.http` when they fail.
+    """
+    try:
+        yielded = get_args(get_type_hints(function).get("return"))
+    except Exception:  # an annotation may name anything, also what is imported for type checkers
+        yielded = ()
+    kind = yielded[0] if yielded else None
+    is_client = isinstance(kind, type) and issubclass(kind, httpx.AsyncClient | httpx.Client)
+    return HttpStandIn(name) if is_client else StandIn(name)
 
 
 class StandIn:
@@ -46,7 +66,7 @@ class StandIn:
             raise AttributeError(name)
         return StandIn(f"{self._path}.{name}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> "StandInAnswer":
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _record(self._path, args, kwargs)
         return StandInAnswer(self._path)
 
@@ -59,6 +79,44 @@ class StandIn:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class HttpStandIn(StandIn):
+    """A resource that is an httpx client."""
+
+    def __getattr__(self, name: str) -> StandIn:
+        if name in SENDING:
+            return HttpMethod(f"{self._path}.{name}")
+        return super().__getattr__(name)
+
+
+class HttpMethod(StandIn):
+    """A method of an httpx client that sends one request."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method = self._path.rpartition(".")[2].upper()
+        if method == "REQUEST":
+            method = str(args[0] if args else kwargs.get("method")).upper()
+        run = current_run()
+        outage = _record(self._path, args, kwargs, outages=HTTP, is_repeatable=method in REPEATABLE)
+        if run is None:
+            return StandInAnswer(self._path)
+        response = _send(method, run, outage)
+        return StandInAnswer(self._path) if outage is None else response
+
+
+def _send(method: str, run: RehearsedRun, outage: Outage | None) -> httpx.Response:
+    """Make a request that is answered in this process, so that `ctx.once` counts it."""
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        if outage is not None and outage.error is not None:
+            raise outage.error()
+        if outage is not None and outage.status is not None:
+            return ReturnedResponse(outage.status, run)
+        return httpx.Response(200)
+
+    with httpx.Client(transport=httpx.MockTransport(answer), trust_env=False) as client:
+        return client.request(method, "https://resource.invalid")
 
 
 class StandInAnswer(str):
@@ -115,21 +173,34 @@ def without_stand_ins(value: Any) -> Any:
     return value
 
 
-def _record(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _record(
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    outages: tuple[Outage, ...] | None = None,
+    is_repeatable: bool = False,
+) -> Outage | None:
+    """Record a call, and return how it fails, or None. `outages` are those of its response.
+
+    Raises the error of a resource whose responses are unknown.
+    """
     run = current_run()
     if run is None:
-        return
+        return None
     is_write = HARMLESS.fullmatch(path.rpartition(".")[2]) is None
     said = [*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())]
     outage = run.call(
         f"ctx.resources.{path}(...)",
         ", ".join(said),
         is_write=is_write,
+        is_repeatable=is_repeatable,
         key=_key(kwargs),
-        outages=RESOURCE if is_write else (),
+        outages=outages or (RESOURCE if is_write else ()),
     )
-    if outage is not None and outage.error is not None:
+    if outages is None and outage is not None and outage.error is not None:
         raise outage.error()
+    return outage
 
 
 def _key(kwargs: Mapping[str, Any]) -> str | None:

@@ -143,6 +143,8 @@ class RehearsedRun:
     invented: list[str] = field(default_factory=list)
     """The requests whose responses were not given by the user with `--answers`."""
     forgotten: list[Forgotten] = field(default_factory=list)
+    kept: list[Once] = field(default_factory=list)
+    """Each `ctx.once` that made no call, because an earlier one was done or is unknown."""
     is_killed: bool = False
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     resumed: asyncio.Event = field(default_factory=asyncio.Event)

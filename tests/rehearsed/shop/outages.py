@@ -2,13 +2,14 @@
 
 import asyncio
 import smtplib
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from smtplib import SMTP
 from typing import Any
 
 import httpx
 
-from gateway import Context, Event, Retry, handler
+from gateway import Context, Event, NotSent, Retry, handler, resource
 
 
 async def send(ctx: Context, key: str | None = None) -> str:
@@ -130,3 +131,44 @@ async def drop_what_a_resource_says(event: Event, ctx: Context) -> None:
 async def use_the_result_of_a_skip(event: Event, ctx: Context) -> None:
     mail_id = await ctx.once("receipt", send, ctx, unknown="skip")
     await ctx.upsert("receipts", key={"intent": mail_id.upper()}, values={})
+
+
+@resource
+async def letters() -> AsyncIterator[httpx.AsyncClient]:
+    yield httpx.AsyncClient()
+    raise AssertionError("a rehearsal opens no resource")
+
+
+@handler("payment_intent.succeeded")
+async def ignore_the_answer_to_a_client(event: Event, ctx: Context) -> None:
+    async def send_and_hope() -> str:
+        await ctx.resources.letters.post("/send", json={"to": "jenny@example.com"})
+        return "sent"
+
+    await ctx.once("receipt", send_and_hope, unknown="skip")
+
+
+@handler("payment_intent.succeeded")
+async def drop_a_refusal_around_once(event: Event, ctx: Context) -> None:
+    async def send_letter() -> str:
+        answer = await ctx.resources.letters.post("/send", json={"to": "jenny@example.com"})
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+    with suppress(httpx.HTTPStatusError):
+        await ctx.once("receipt", send_letter, unknown="skip")
+
+
+@handler("payment_intent.succeeded")
+async def take_every_error_for_not_sent(event: Event, ctx: Context) -> None:
+    async def send_or_say_so() -> None:
+        answer = await ctx.http.post("https://mail.example/send")
+        if answer.is_error:
+            raise NotSent("the mail API is down")
+
+    await ctx.once("receipt", send_or_say_so, unknown="skip")
+
+
+@handler("payment_intent.succeeded")
+async def list_timeouts_as_not_done(event: Event, ctx: Context) -> None:
+    await ctx.once("receipt", send, ctx, unknown="skip", not_done=(httpx.TimeoutException,))

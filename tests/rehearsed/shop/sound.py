@@ -4,7 +4,7 @@ import asyncio
 
 import httpx
 
-from gateway import Context, Defer, Event, Reject, Retry, handler
+from gateway import Context, Defer, Event, NotSent, Reject, Retry, handler
 
 
 async def mail(ctx: Context, to: str, key: str | None = None) -> str:
@@ -199,3 +199,41 @@ async def keep_an_access_token(event: Event, ctx: Context) -> None:
         answer.raise_for_status()
         TOKENS.append(str(answer.json()["id"]))
     await mail(ctx, TOKENS[0], ctx.idempotency_key())
+
+
+@handler("payment_intent.succeeded")
+async def mail_once_per_customer(event: Event, ctx: Context) -> None:
+    customer = event.payload["data"]["object"]["customer"]
+    await ctx.once("welcome", mail, ctx, "jenny@example.com", per=customer, unknown="skip")
+
+
+@handler("payment_intent.succeeded")
+async def mail_once_per_payment(event: Event, ctx: Context) -> None:
+    intent = event.payload["data"]["object"]["id"]
+    await ctx.once("receipt", mail, ctx, "jenny@example.com", per=intent, unknown="skip")
+
+
+@handler("payment_intent.succeeded")
+async def mail_through_a_client(event: Event, ctx: Context) -> None:
+    """The client of a resource, as the guide has it."""
+
+    async def send_letter() -> str:
+        answer = await ctx.resources.letters.post("/send", json={"to": "jenny@example.com"})
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+    intent = event.payload["data"]["object"]["id"]
+    await ctx.once("receipt", send_letter, per=intent, unknown="skip")
+
+
+@handler("payment_intent.succeeded")
+async def call_again_if_the_service_knows_the_key(event: Event, ctx: Context) -> None:
+    """An answer to the first call may be lost, and the second one is the same to the service."""
+
+    async def send_or_say_so() -> None:
+        headers = {"Idempotency-Key": ctx.idempotency_key("receipt")}
+        answer = await ctx.http.post("https://mail.example/send", headers=headers)
+        if answer.is_error:
+            raise NotSent("the mail API is down")
+
+    await ctx.once("receipt", send_or_say_so, unknown="skip")
