@@ -199,9 +199,9 @@ async def _find(
         if not 1 <= int(text) <= LARGEST_ID:
             raise NotFound(f"there is no delivery {text}")
         return [Target(int(text))]
-    event = await _find_event(desk, text, route)
+    event = await find_event(desk, text, route)
     if handler is not None and event["deliveries"]:  # the handler may be given by a former name
-        matching = await _find_event(desk, text, route, handler=handler)
+        matching = await find_event(desk, text, route, handler=handler)
         if not matching["deliveries"]:
             raise CommandFailed(
                 f"event {printable(text)} has no delivery of handler {handler}:"
@@ -223,9 +223,13 @@ async def _find(
     return sorted(targets, key=lambda target: (target.left_alone is None, target.delivery_id))
 
 
-async def _find_event(
+async def find_event(
     desk: OperationClient, id: str, route: str | None, *, handler: str | None = None
 ) -> EventDetail:
+    """Return the event of this id, with the deliveries of the handler or all of them.
+
+    Raises NotFound, and CommandFailed if it is on several routes.
+    """
     on = "" if route is None else f" on route {route!r}"
     try:
         found = await desk.ask(SHOW, ShowParams(id=id, **given(route=route, handler=handler)))

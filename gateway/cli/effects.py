@@ -19,8 +19,9 @@ from gateway.api.operations.effects import (
 )
 from gateway.api.operations.orders import ResumeBulkParams
 from gateway.api.parameters import LONGEST_PAGE
-from gateway.base.errors import CommandFailed, TransitionRefused
+from gateway.base.errors import CommandFailed, NotFound, TransitionRefused
 from gateway.cli.asking import (
+    LARGEST_ID,
     Account,
     AsJson,
     ErrorText,
@@ -35,11 +36,13 @@ from gateway.cli.asking import (
     ask,
     ask_pages,
     at_desk,
+    find_event,
     given,
+    is_delivery_id,
     limit_of,
 )
 from gateway.cli.bulk import go_on, name_in_full, order_all, print_groups
-from gateway.cli.output import console, print_json, print_rows
+from gateway.cli.output import console, print_json, print_rows, printable
 from gateway.cli.replay import DryRun, Rate, Resume, Yes
 
 COLUMNS: Final = ["delivery_id", "name", "unknown_at", "event_id", "handler", "error"]
@@ -61,9 +64,9 @@ def effects(
         EffectAction | None,
         typer.Argument(help="Make them again, or count them as done.", show_default=False),
     ] = None,
-    delivery_ids: Annotated[
-        list[int] | None,
-        typer.Argument(min=1, max=2**63 - 1, help="Delivery ids, as the listing shows them."),
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Delivery ids or event ids, as the listing shows them."),
     ] = None,
     route: RouteName = None,
     type: Type = None,
@@ -99,6 +102,7 @@ def effects(
 
     Examples: [bold]gateway effects --since 1d[/bold],
     [bold]gateway effects retry 42 --reason "the provider's log has no such mail"[/bold],
+    [bold]gateway effects confirm evt_1Pabc[/bold],
     [bold]gateway effects retry --all --handler handlers.shop.fulfil_order[/bold]
     """
     filters = given(
@@ -115,13 +119,13 @@ def effects(
     if group or limit or as_json:
         raise typer.BadParameter("--group, --limit and --json belong to the listing")
     order = given(rate=rate, reason=reason)
-    match _way(delivery_ids, everything, filters, resume):
+    match _way(ids, everything, filters, resume):
         case "resume":
             go_on({f"{doing}_effects"}, ResumeBulkParams(order_id=resume or 0, **order), url)
         case "ids":
             if dry_run or rate is not None:
                 raise typer.BadParameter("--dry-run and --rate belong to --all")
-            _resolve_each(doing, delivery_ids or [], effect, reason, url)
+            _resolve_each(doing, ids or [], filters, reason, url)
         case _:
             params = ResolveAllParams(action=doing.value, **filters, **order)
             order_all(
@@ -135,19 +139,22 @@ def effects(
 
 
 def _way(
-    ids: list[int] | None, everything: bool, filters: dict[str, Any], resume: int | None
+    ids: list[str] | None, everything: bool, filters: dict[str, Any], resume: int | None
 ) -> str:
     """Return which kind of selection the options make."""
     if resume is not None and (ids or everything or filters):
         raise typer.BadParameter("--resume goes on with an order as it was given: nothing else")
     if resume is not None:
         return "resume"
-    if ids and (everything or filters.keys() - {"effect"}):
-        raise typer.BadParameter("give delivery ids (and --effect), or --all with filters")
+    narrowed = filters.keys() & {"route", "handler"}
+    if ids and (everything or filters.keys() - {"effect", *narrowed}):
+        raise typer.BadParameter("give ids (and --effect), or --all with filters")
+    if ids and narrowed and any(is_delivery_id(id, filters.get("route")) for id in ids):
+        raise typer.BadParameter("--route and --handler are for event ids, not for delivery ids")
     if ids:
         return "ids"
     if not everything:
-        raise typer.BadParameter("give delivery ids, or --all with or without filters")
+        raise typer.BadParameter("give ids, or --all with or without filters")
     return "all"
 
 
@@ -172,25 +179,31 @@ def _list(
     if rows:
         console().print(
             "Make them again: `gateway effects retry`; count them as done:"
-            " `gateway effects confirm` (delivery ids, or --all).",
+            " `gateway effects confirm` (delivery ids, event ids, or --all).",
             style="dim",
         )
 
 
 def _resolve_each(
     doing: EffectAction,
-    delivery_ids: list[int],
-    effect: str | None,
+    ids: list[str],
+    filters: dict[str, Any],
     reason: str | None,
     url: str | None,
 ) -> None:
-    """Resolve the effects of each delivery. If one is refused, the others continue."""
+    """Resolve the effects of each delivery or event. If one is refused, the others continue."""
     operation = RETRY_EFFECTS if doing is EffectAction.RETRY else CONFIRM_EFFECTS
     done = "to be made again" if doing is EffectAction.RETRY else "confirmed as done"
 
     async def resolve(desk: OperationClient) -> list[str]:
         refusals = []
-        for delivery_id in dict.fromkeys(delivery_ids):
+        targets = dict[tuple[int, str | None], None]()
+        for id in ids:
+            try:
+                targets.update(dict.fromkeys(await _find(desk, id, **filters)))
+            except CommandFailed as refusal:
+                refusals.append(str(refusal))
+        for delivery_id, effect in targets:
             chosen = given(effect=effect, reason=reason)
             try:
                 resolved = await desk.ask(
@@ -205,3 +218,34 @@ def _resolve_each(
 
     if refusals := at_desk(url, resolve):
         raise CommandFailed("\n".join(refusals))
+
+
+async def _find(
+    desk: OperationClient,
+    id: str,
+    *,
+    route: str | None = None,
+    handler: str | None = None,
+    effect: str | None = None,
+) -> list[tuple[int, str | None]]:
+    """Return the delivery, or those that have the effects of the event, with the effect's name.
+
+    Without a name, all effects of unknown outcome of the delivery are meant. An effect that the
+    delivery of another event has, under the same key, is resolved there.
+    """
+    if is_delivery_id(id, route):
+        if not 1 <= int(id) <= LARGEST_ID:
+            raise NotFound(f"there is no delivery {id}")
+        return [(int(id), effect)]
+    event = await find_event(desk, id, route, handler=handler)
+    found = dict[tuple[int, str | None], None]()
+    for row in (row for delivery in event["deliveries"] for row in delivery["effects"]):
+        if row["status"] == "done" or not (row["made_by"] or row["unknown_at"]):
+            continue
+        if row["made_by"] is None:
+            found[row["delivery_id"], effect] = None
+        elif effect in (None, row["name"]):
+            found[row["made_by"], row["name"]] = None
+    if not found:
+        raise CommandFailed(f"event {printable(id)} has no effect of unknown outcome")
+    return list(found)

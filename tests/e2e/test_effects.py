@@ -280,6 +280,55 @@ async def test_single_effects_are_resolved_by_the_id_of_their_delivery(
     assert shop.sent() == {"evt_b": 1}
 
 
+async def test_effects_are_resolved_by_the_event_that_the_log_of_the_service_names(
+    project: Project, ledger: Reader
+) -> None:
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/shop.py", SHOP + CHARGE.replace("charge.succeeded", "*"))
+    async with receiving(answer(500)) as mail, receiving() as alerts:
+        shop = Shop(project, mail, alerts)
+        with (
+            project.process("worker", **shop.environ),
+            project.serve(**shop.environ) as serving,
+        ):
+            await serving.ready()
+            session = "checkout.session.completed"
+            await serving.post_all(
+                [
+                    stripe_request("evt_a", "payment_intent.succeeded"),
+                    *(stripe_request(f"evt_{n}", session, object_id="cs_1") for n in (1, 2)),
+                ]
+            )
+            await until(lambda: _counted(ledger, {"done": 3, "dead": 3}))
+            by_event = {row["event_id"]: row["delivery_id"] for row in await shop.ask("effects")}
+            holder = ({"evt_1", "evt_2"} & by_event.keys()).pop()
+            other = "evt_2" if holder == "evt_1" else "evt_1"
+
+            one = await shop.run("effects", "confirm", "evt_a", "--handler", HANDLER)
+            assert one == f"delivery {by_event['evt_a']}: receipt: confirmed as done\n"
+            sessions = "handlers.shop.complete_session"
+            named = ("effects", "confirm", other, "--route", "stripe", "--handler", sessions)
+            kept = await shop.run(*named)  # the call is that of the other event
+            assert kept == f"delivery {by_event[holder]}: receipt per cs_1: confirmed as done\n"
+            assert await shop.ask("effects") == []
+            for id, why in (
+                ("evt_a", "event evt_a has no effect of unknown outcome"),
+                ("evt_gone", "there is no event 'evt_gone'"),
+                (str(2**63), f"there is no delivery {2**63}"),
+            ):
+                narrowed = () if id.isdecimal() else ("--handler", HANDLER)
+                ordered = ("effects", "retry", id, *narrowed)
+                refused = await asyncio.to_thread(project.run, *ordered, **shop.environ)
+                assert (refused.returncode, why in refused.stderr) == (1, True), refused
+            mixed = ("effects", "retry", "1", "--handler", HANDLER)
+            refused = await asyncio.to_thread(project.run, *mixed, **shop.environ)
+            assert (refused.returncode, "for event ids" in refused.stderr) == (2, True), refused
+
+
+async def _counted(ledger: Reader, statuses: dict[str, int]) -> bool:
+    return await ledger.statuses() == statuses
+
+
 async def test_an_effect_that_another_event_has_is_shown_as_kept(
     project: Project, ledger: Reader
 ) -> None:
