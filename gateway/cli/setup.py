@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.base.errors import SchemaMismatch, StorageUnavailable
-from gateway.base.units import format_duration, format_rate
+from gateway.base.units import format_count, format_duration, format_rate
 from gateway.cli.output import console, print_json, print_rows
 from gateway.cli.providers import INTEGRITY
 from gateway.config.development import stand_ins
@@ -139,8 +139,10 @@ def _warnings(config: Config) -> Iterator[str]:
 def _counted(config: Config, registry: Registry) -> str:
     handlers = len(registry.handlers)
     forwards = len(registry.subscriptions) - handlers
-    counted = f"{len(config.routes)} routes, {handlers} handlers"
-    return f"{counted}, {forwards} forwards" if forwards else counted
+    counts = [format_count(len(config.routes), "route"), format_count(handlers, "handler")]
+    if forwards:
+        counts.append(format_count(forwards, "forward"))
+    return ", ".join(counts)
 
 
 def schema() -> None:

@@ -120,7 +120,7 @@ async def test_an_event_goes_all_the_way_and_the_commands_show_it(
 ) -> None:
     async with receiving(answer(410, b"closed"), answer(200)) as receiver:
         project.environ["ORDERS_URL"] = f"{receiver.url}/token-of-ours"
-        assert "1 routes, 0 handlers, 1 forwards, all in order" in project.run("check").stdout
+        assert "1 route, 0 handlers, 1 forward, all in order" in project.run("check").stdout
         assert "forward.orders (*) to env:ORDERS_URL" in project.run("routes").stdout
         with project.serve() as serving, project.process("worker"):
             await serving.ready()

@@ -142,6 +142,7 @@ async def test_an_orphan_is_told_and_not_told_again_as_a_backlog(
     await ledger.run("update gateway.deliveries set due_at = now() - interval '1 h'")
     status = await read_status(settings)
     assert f"{HANDLER} (stripe) is in no worker: 1 waiting" in told(status)
+    assert f'if it was renamed, write formerly=["{HANDLER}"]' in told(status)
     assert "is behind" not in told(status)
     assert only(status)["orphaned"]
     assert "orphaned: no worker has this handler" in shown(status)

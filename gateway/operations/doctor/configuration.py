@@ -9,6 +9,7 @@ from arq.connections import ArqRedis
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.base.errors import ConfigInvalid, Problem
+from gateway.base.units import format_count
 from gateway.config.development import read_up
 from gateway.config.registry import Registry, load_registry
 from gateway.config.routes import Config, load_config
@@ -224,7 +225,7 @@ def _admin_token(settings: Settings) -> Iterator[Finding]:
 
 def _routes(config: Config) -> Finding:
     names = ", ".join(route.name for route in config.routes)
-    return ok(ROUTES, f"{config.file}: {len(config.routes)} routes ({names})")
+    return ok(ROUTES, f"{config.file}: {format_count(len(config.routes), 'route')} ({names})")
 
 
 def _allowed(settings: Settings, config: Config) -> Iterator[Finding]:
@@ -262,4 +263,4 @@ def _handlers(registry: Registry) -> Iterator[Finding]:
             "add a module to `handlers` of a route: `gateway new handler` makes one",
         )
     else:
-        yield ok(HANDLERS, f"{count} handlers load")
+        yield ok(HANDLERS, f"{format_count(count, 'handler loads', 'handlers load')}")
