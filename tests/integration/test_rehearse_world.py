@@ -343,6 +343,14 @@ def test_another_object_that_a_key_of_once_leaves_out_is_a_note(sound: Reports) 
     assert not other_notes(sound, "shop.sound.mail_once_per_payment")
 
 
+def test_a_put_of_a_client_is_a_note(sound: Reports) -> None:
+    [note] = other_notes(sound, "shop.sound.put_through_a_client")
+    assert note.startswith("ctx.resources.letters.put(...) (shop/sound.py:")
+    assert note.endswith(
+        "is sent again by a second run: fine where the callee takes it as the standard says"
+    )
+
+
 def test_a_failure_that_the_handler_stores_is_a_note(sound: Reports) -> None:
     [note] = other_notes(sound, "shop.sound.note_the_failure")
     assert note.startswith("POST https://mail.example/send answered 500 (shop/sound.py:")

@@ -273,8 +273,8 @@ class Judge:
     def _note_repeats(self, calls: Sequence[ExternalCall], before: Sequence[ExternalCall]) -> None:
         last = calls[-1]
         if last.is_repeatable and last.key is None and len(calls) > len(before):
-            method = last.text.partition(" ")[0]
-            advice = REPEATED_ADVICE.format(method=method)
+            method, _, url = last.text.partition(" ")
+            advice = REPEATED_ADVICE.format(method=method if url else "it")
             self.note(f"{last.text} ({last.place}) {advice}", f"{method} {last.place}")
 
 

@@ -237,3 +237,10 @@ async def call_again_if_the_service_knows_the_key(event: Event, ctx: Context) ->
             raise NotSent("the mail API is down")
 
     await ctx.once("receipt", send_or_say_so, unknown="skip")
+
+
+@handler("payment_intent.succeeded")
+async def put_through_a_client(event: Event, ctx: Context) -> None:
+    intent = event.payload["data"]["object"]["id"]
+    answer = await ctx.resources.letters.put(f"/payments/{intent}", json={"paid": True})
+    answer.raise_for_status()
