@@ -45,7 +45,7 @@ def make_stand_in(name: str, function: Callable[[], AsyncIterator[Any]]) -> "Sta
     """
     try:
         yielded = get_args(get_type_hints(function).get("return"))
-    except Exception:  # an annotation may name anything, also what is imported for type checkers
+    except Exception:  # an annotation may be any text, such as a name only type checkers know
         yielded = ()
     kind = yielded[0] if yielded else None
     is_client = isinstance(kind, type) and issubclass(kind, httpx.AsyncClient | httpx.Client)
