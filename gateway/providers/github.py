@@ -77,7 +77,6 @@ UNIQUE: Final = {
     "milestone.deleted": "milestone.id",
     "milestone.edited": "milestone.updated_at",
     "milestone.opened": "milestone.updated_at",
-    "package.published": "package.package_version.id",
     "page_build": "id",
     "project.created": "project.id",
     "project.deleted": "project.id",
@@ -88,12 +87,10 @@ UNIQUE: Final = {
     "project_column.created": "project_column.id",
     "project_column.deleted": "project_column.id",
     "project_column.edited": "project_column.updated_at",
-    "project_column.moved": "project_column.updated_at",
     "projects_v2_item.archived": "projects_v2_item.updated_at",
     "projects_v2_item.converted": "projects_v2_item.updated_at",
     "projects_v2_item.created": "projects_v2_item.id",
     "projects_v2_item.deleted": "projects_v2_item.id",
-    "projects_v2_item.edited": "projects_v2_item.updated_at",
     "projects_v2_item.reordered": "projects_v2_item.updated_at",
     "projects_v2_item.restored": "projects_v2_item.updated_at",
     "pull_request.assigned": "pull_request.updated_at",
@@ -131,7 +128,12 @@ UNIQUE: Final = {
     "workflow_job.queued": "workflow_job.id",
     "workflow_run.completed": "workflow_run.updated_at",
 }
-"""Maps event and action to the body field that no two events have in common."""
+"""Maps event and action to the body field that no two events have in common.
+
+The bodies of `projects_v2_item.edited` and `project_column.moved` do not contain the change, so
+that two changes within a second have the same bytes. `package.published` is sent again for each tag
+of a version, and its `package_version` may be null.
+"""
 
 
 _SIGNATURE: Final = "x-hub-signature-256"

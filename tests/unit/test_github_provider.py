@@ -280,6 +280,14 @@ def test_bodies_that_can_repeat_are_flagged_and_others_follow_the_route() -> Non
     assert GITHUB.replay_policy("push", ReplayPolicy.FLAG) is ReplayPolicy.FLAG
 
 
+@pytest.mark.parametrize(
+    "type", ["projects_v2_item.edited", "project_column.moved", "package.published"]
+)
+def test_bodies_that_do_not_say_what_has_changed_are_flagged(type: str) -> None:
+    """Their `updated_at` has a resolution of a second, or is not of what changed."""
+    assert GITHUB.replay_policy(type, ReplayPolicy.REFUSE) is ReplayPolicy.FLAG
+
+
 def test_no_type_of_the_new_request_makes_the_policy_more_lenient() -> None:
     refuse = ReplayPolicy.REFUSE
     for type in ("push", "membership", "ping", "issues.opened"):

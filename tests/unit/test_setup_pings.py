@@ -209,6 +209,17 @@ def test_types_of_sentry_whose_bodies_cannot_repeat_are_refused(type: str) -> No
     assert policy is ReplayPolicy.REFUSE
 
 
+def test_a_check_of_onfido_that_is_reopened_twice_is_two_events_after_the_window() -> None:
+    """Only what is completed or started has a time in the body."""
+    provider = PROVIDERS["onfido"]
+    reopened = {"resource_type": "check", "action": "check.reopened", "object": {"id": "c1"}}
+    envelope = provider.read(
+        receive(provider, json.dumps({"payload": reopened}).encode(), "secret")
+    )
+    assert (envelope.type, envelope.occurred_at) == ("check.reopened", None)
+    assert provider.bodies_repeat
+
+
 @pytest.mark.parametrize("name", ["lithic", "mux", "pagerduty", "viber"])
 def test_senders_whose_pages_name_retries_are_known_to_retry(name: str) -> None:
     assert PROVIDERS[name].retries
