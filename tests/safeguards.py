@@ -728,6 +728,13 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_repeats.py::test_every_example_of_octokit_is_sent_twice",
     ),
     Safeguard(
+        "a release keeps an identical body of a sender without ids",
+        "gateway/operations/release.py",
+        "        if duplicates and bounds.rows:",
+        "        if False:",
+        "tests/e2e/test_repeats.py::test_a_release_keeps_an_identical_body_as_a_duplicate",
+    ),
+    Safeguard(
         "repeated bodies are released only by id or by their code",
         "gateway/ledger/sql/rejected.sql",
         "coalesce(code = $2, code not in ('REPLAYED', 'DUPLICATE'))",

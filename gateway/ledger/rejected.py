@@ -106,7 +106,7 @@ class Chosen(NamedTuple):
 
 
 async def keep_rejected(
-    connection: Connection, rejected: Sequence[Rejected], bounds: Bounds
+    connection: Connection | Pooled, rejected: Sequence[Rejected], bounds: Bounds
 ) -> int:
     """Insert rejected requests and duplicates, and delete the excess, in one commit.
 

@@ -32,6 +32,7 @@ from gateway.ledger.rejected import (
     Rejected,
     hold_rejected,
     keep_items,
+    keep_rejected,
     mark_released,
     mark_repeated,
 )
@@ -182,12 +183,11 @@ class Releaser:
             )
             await mark_repeated(session, id, detail)
             return Released(id=id, outcome="refused", route=route.name, detail=detail)
+        settings = self.project.settings
+        bounds = Bounds(settings.rejected_rows, settings.rejected_size)
         if items := self._rejected_items(row, route, read):
-            settings = self.project.settings
             try:
-                await keep_items(
-                    session, items, Bounds(settings.rejected_rows, settings.rejected_size)
-                )
+                await keep_items(session, items, bounds)
             except NoRoom:
                 detail = "it has items that are rejected, and too many of the route wait already"
                 return Released(id=id, outcome="refused", route=route.name, detail=detail)
@@ -195,9 +195,15 @@ class Releaser:
         await mark_released(
             session, id, event_ids, route=route.name, actor=self.actor, reason=self.reason
         )
+        duplicates = self._duplicates(row, route, read, answers)
+        if duplicates and bounds.rows:  # last: to make room, it may delete the released row
+            await keep_rejected(session, duplicates, bounds)
         outcome = _outcome(answers)
         self.stats.add(route.name, REQUESTS, outcome)
-        return Released(id=id, outcome=outcome, route=route.name, event_ids=event_ids)
+        told = (
+            "a body is that of an earlier event: it is listed as DUPLICATE" if duplicates else None
+        )
+        return Released(id=id, outcome=outcome, route=route.name, event_ids=event_ids, detail=told)
 
     def _rejected_items(self, row: Mapping[str, Any], route: Route, read: Read) -> list[Rejected]:
         """Return the items of a batch that cannot be read, as `serve` would keep them."""
@@ -206,30 +212,85 @@ class Releaser:
         if not rejected or route.provider.split is None:
             return []
         row = self._opened(row)
-        batch = Incoming(row["headers"], row["body"], row["method"], row["path"])
-        items = route.provider.split(batch)
-        rows = []
-        for n, one in rejected.items():
-            body = route.redacted(items[n].headers, items[n].body)
-            kept = Rejected(
-                route=route.name,
+        items = _items(row, route)
+        return [
+            self._kept(
+                row,
+                route,
+                items[n],
                 at=row["at"],
                 code=one.rejection.code,
                 cause=BAD_ITEM,
                 detail=describe_item(one.rejection.reason),
-                shadow=False,
-                method=row["method"],
-                path=row["path"],
-                address=row["address"],
-                sender=row["sender"],
-                headers=dict(items[n].headers),
-                body=body,
-                body_bytes=len(body),
-                digest=hashlib.sha256(body).digest(),
                 verified_by=one.verified_by,
             )
-            rows.append(seal_row(kept, self.encryption) if route.encrypt else kept)
-        return rows
+            for n, one in rejected.items()
+        ]
+
+    def _duplicates(
+        self, row: Mapping[str, Any], route: Route, read: Read, answers: Sequence[Claimed]
+    ) -> list[Rejected]:
+        """Return the duplicates by body, as `serve` would keep them: each may be another event."""
+        answered = iter(answers)
+        found = {
+            n: (claim, next(answered))
+            for n, claim in enumerate([] if isinstance(read, Greeting) else read)
+            if isinstance(claim, Claim)
+        }
+        repeated = {
+            n: (claim, answer.first_event_id)
+            for n, (claim, answer) in found.items()
+            if answer.verdict is ClaimVerdict.DUPLICATE and answer.first_event_id is not None
+        }
+        if not repeated:
+            return []
+        row = self._opened(row)
+        items = _items(row, route)
+        return [
+            self._kept(
+                row,
+                route,
+                items[n],
+                at=claim.received_at,  # not that of the batch: the id of another item may have it
+                code=Duplicate.code,
+                cause=Duplicate.code.lower(),
+                detail=f"its body is that of event {first}: a retry, or another event",
+                verified_by=claim.verified_by,
+            )
+            for n, (claim, first) in repeated.items()
+        ]
+
+    def _kept(
+        self,
+        row: Mapping[str, Any],
+        route: Route,
+        item: Incoming,
+        *,
+        at: datetime,
+        code: str,
+        cause: str,
+        detail: str,
+        verified_by: str | None,
+    ) -> Rejected:
+        body = route.redacted(item.headers, item.body)
+        kept = Rejected(
+            route=route.name,
+            at=at,
+            code=code,
+            cause=cause,
+            detail=detail,
+            shadow=False,
+            method=row["method"],
+            path=row["path"],
+            address=row["address"],
+            sender=row["sender"],
+            headers=dict(item.headers),
+            body=body,
+            body_bytes=len(body),
+            digest=hashlib.sha256(body).digest(),
+            verified_by=verified_by,
+        )
+        return seal_row(kept, self.encryption) if route.encrypt else kept
 
     async def _claim(self, claim: Claim) -> Claimed:
         try:
@@ -255,6 +316,14 @@ async def claiming(url: str, accepted: list[int], codec: ClaimCodec) -> AsyncIte
         yield claimer
     finally:
         await claimer.stop()
+
+
+def _items(row: Mapping[str, Any], route: Route) -> Sequence[Incoming]:
+    """Return the items of a stored batch, or the stored request."""
+    incoming = Incoming(row["headers"], row["body"], row["method"], row["path"])
+    is_item = row["verified_by"] is not None
+    split = route.provider.split
+    return [incoming] if split is None or is_item else split(incoming)
 
 
 def _ids(read: Read, answers: Sequence[Claimed] = ()) -> list[str]:

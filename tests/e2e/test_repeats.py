@@ -348,3 +348,55 @@ async def test_a_release_that_fails_and_is_repeated_makes_one_event(
         assert "1 duplicate" in (await asyncio.to_thread(shop.run, *release)).stdout
     assert await ledger.value("select count(*) from gateway.processed_events") == 2
     assert await ledger.value("select count(*) from gateway.deliveries") == 2
+
+
+@pytest.mark.parametrize("option", ["", "encrypt: true, "], ids=str)
+async def test_a_release_keeps_an_identical_body_as_a_duplicate(
+    shop: Project, ledger: Reader, option: str
+) -> None:
+    """It was rejected for another reason, and may be another event than that of its body."""
+    shop.environ["TEST_KEY"] = "5f" + "0123456789abcdef" * 3 + "00112233445566"
+    routes = ROUTES.replace("lemon: {", "lemon: {" + option)
+    shop.write("config/routes.yaml", "keys: [env:TEST_KEY]\n" + routes)
+    rotated = {"x-signature": hmac.digest(b"the-next-secret", PAUSED, hashlib.sha256).hex()}
+    with shop.serve() as serving:
+        await serving.ready()
+        first = (await serving.post(*LEMON, path="/webhooks/lemon")).json()["event_id"]
+        for _ in range(2):
+            answer = await serving.post(PAUSED, rotated, path="/webhooks/lemon")
+            assert answer.json() == {"error": "BAD_SIGNATURE"}
+        await until(lambda: ledger.value("select count(*) = 2 from gateway.rejected"))
+    shop.environ["OTHER_SECRET"] = "the-next-secret"
+    assert "2 duplicate" in shop.run("rejected", "release", "--all", "--yes").stdout
+    assert await ledger.value("select count(*) from gateway.processed_events") == 1
+    kept = await ledger.row(
+        "select copies, verified_by, detail from gateway.rejected where code = 'DUPLICATE'"
+    )
+    assert (kept["copies"], kept["verified_by"]) == (2, "env:OTHER_SECRET")
+    assert first in kept["detail"]
+    release = ("rejected", "release", "--all", "--code", "DUPLICATE", "--yes")
+    assert "1 accepted" in shop.run(*release).stdout
+    assert await ledger.value("select count(*) from gateway.processed_events") == 2
+
+
+async def test_a_release_of_a_batch_keeps_items_with_the_bytes_of_another_one(
+    shop: Project, ledger: Reader
+) -> None:
+    shop.write("config/routes.yaml", BATCHES)
+    opened, closed = {"type": "valve.opened"}, {"type": "valve.closed"}
+    body = json.dumps({"readings": [opened, closed, opened]}).encode()
+    shop.environ["OTHER_SECRET"] = "the-former-secret"
+    with shop.serve() as serving:
+        await serving.ready()
+        answer = await serving.post(
+            body, {"x-signature": signed(body).hex()}, path="/webhooks/meters"
+        )
+        assert answer.json() == {"error": "BAD_SIGNATURE"}
+        await until(lambda: ledger.value("select count(*) = 1 from gateway.rejected"))
+    shop.environ["OTHER_SECRET"] = SECRET
+    assert "1 accepted" in shop.run("rejected", "release", "--all", "--yes").stdout
+    assert await ledger.value("select count(*) from gateway.processed_events") == 2
+    release = ("rejected", "release", "--all", "--code", "DUPLICATE", "--yes")
+    assert "1 accepted" in shop.run(*release).stdout
+    rows = await ledger.rows("select type from gateway.processed_events order by type")
+    assert [row["type"] for row in rows] == ["valve.closed", "valve.opened", "valve.opened"]
