@@ -368,6 +368,26 @@ def hex_signed() -> None:
             body=body,
             events=events,
         )
+    # What Intercom sends to try a new webhook.
+    body = compact(
+        {
+            "type": "notification_event",
+            "app_id": "a86dr8yl",
+            "data": {"type": "notification_event_data", "item": {"type": "ping"}},
+            "id": None,
+            "topic": "ping",
+            "created_at": SECONDS,
+        }
+    )
+    write(
+        "intercom",
+        "ping",
+        made_by=NO_CODE.format("Intercom"),
+        secret=secret,
+        headers=JSON | {"x-hub-signature": f"sha1={digest(secret, body, 'sha1').hex()}"},
+        body=body,
+        events=one(None, "ping"),
+    )
 
 
 def base64_signed() -> None:
@@ -415,6 +435,24 @@ def base64_signed() -> None:
                 "envelope-completed",
             ),
         )
+    envelope = "1234b567-89cd-4e0f-9012-abcdef345678"
+    body = compact(
+        {
+            "event": "recipient-completed",
+            "apiVersion": "v2.1",
+            "generatedDateTime": ISO,
+            "data": {"accountId": "a1", "envelopeId": envelope, "recipientId": "2"},
+        }
+    )
+    write(
+        "docusign",
+        "recipient",
+        made_by=NO_CODE.format("DocuSign"),
+        secret=secret,
+        headers=JSON | {"x-docusign-signature-1": b64(digest(secret, body))},
+        body=body,
+        events=one(f"{envelope}.recipient-completed.2.{ISO}", "recipient-completed"),
+    )
 
 
 def pagerduty_published() -> None:

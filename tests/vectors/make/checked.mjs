@@ -30,6 +30,18 @@ export async function shops() {
     made_by: by(`${at("@shopify/shopify-api")} webhooks.validate`), secret, headers, body,
     events: [{ id: "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043", type: "orders/create" }],
   });
+  // A body with nothing but an id, which is the same each time.
+  body = compact({ id: 1234567890 });
+  headers = {
+    ...headers, "x-shopify-topic": "profiles/update", "x-shopify-webhook-id": "d1a2f0a4-6f6c-4d5a-9d0e-0f4f0a6f6f10",
+    "x-shopify-hmac-sha256": hmac(secret, body, "base64"),
+  };
+  await accepted(body, async (text) => (await shop.webhooks.validate({
+    rawBody: text, rawRequest: { method: "POST", url: "/", headers }, rawResponse: {} })).valid);
+  write("shopify", "only-an-id", {
+    made_by: by(`${at("@shopify/shopify-api")} webhooks.validate`), secret, headers, body,
+    events: [{ id: "d1a2f0a4-6f6c-4d5a-9d0e-0f4f0a6f6f10", type: "profiles/update" }],
+  });
 
   const { LinearWebhookClient } = await load("@linear/sdk", "dist/webhooks/index.mjs");
   secret = "lin_wh_aBcDeFgHiJkLmNoP";

@@ -75,6 +75,14 @@ export async function messages() {
     made_by: by(`${at("webflow-api")} webhooks.verifySignature`), secret, headers, body,
     events: [{ id: `form_submission.6321ca84df3949bfc6752327.${AT_MS}`, type: "form_submission" }],
   });
+  // Without a time: stock that goes from 5 to 4 and back to 5 has the same body.
+  body = compact({ triggerType: "ecomm_inventory_changed", payload: { id: "5bfedb42bab0ad90fa7dad03", quantity: 5, inventoryType: "finite" } });
+  headers = { ...headers, "x-webflow-signature": hmac(secret, `${AT_MS}:${body}`, "hex") };
+  await accepted(body, (text) => webflow.webhooks.verifySignature({ headers, body: text, secret }));
+  write("webflow", "inventory", {
+    made_by: by(`${at("webflow-api")} webhooks.verifySignature`), secret, headers, body,
+    events: [{ id: `ecomm_inventory_changed.5bfedb42bab0ad90fa7dad03.${AT_MS}`, type: "ecomm_inventory_changed" }],
+  });
 
   const MessageValidator = require("viber-bot/lib/message/message-validator.js");
   secret = "445da6az1s345z78-dazcczb2542zv51a-e0vc5fva17480im9";
@@ -108,6 +116,18 @@ export async function messages() {
     made_by: by(`${at("@elevenlabs/elevenlabs-js")} webhooks.constructEvent`), secret, body,
     headers: { ...json, "elevenlabs-signature": header },
     events: [{ id: null, type: "post_call_transcription" }],
+  });
+  // A whole conversation as base64; this one is short.
+  body = compact({
+    type: "post_call_audio", event_timestamp: AT,
+    data: { agent_id: "agent_1", conversation_id: "abc", full_audio: "SUQzBAAAAAAAI1RTU0UAAAAP" },
+  });
+  const audio = `t=${AT},v0=${hmac(secret, `${AT}.${body}`, "hex")}`;
+  await accepted(body, (text) => eleven.webhooks.constructEvent(text, audio, secret));
+  write("elevenlabs", "audio", {
+    made_by: by(`${at("@elevenlabs/elevenlabs-js")} webhooks.constructEvent`), secret, body,
+    headers: { ...json, "elevenlabs-signature": audio },
+    events: [{ id: null, type: "post_call_audio" }],
   });
 
   const { MailerSendUtils } = require("mailersend/lib/services/mailersend.utils.js");
