@@ -1451,9 +1451,25 @@ SAFEGUARDS: Final = (
     Safeguard(
         "the head of an answered request is freed",
         "gateway/http/protocol.py",
-        "            self._forget_head()\n",
+        "            self._forget_request()\n",
         "            pass\n",
-        "tests/e2e/test_pipelining.py::test_heads_of_answered_requests_do_not_fill_the_memory",
+        "tests/e2e/test_pipelining.py::test_answered_requests_do_not_fill_the_memory",
+    ),
+    Safeguard(
+        "a body that the answer did not wait for is freed",
+        "gateway/http/protocol.py",
+        "        self.cycle.body = bytearray()\n",
+        "",
+        "tests/integration/test_slow_senders.py::"
+        "test_a_body_is_kept_only_if_the_method_has_one_and_until_the_answer",
+    ),
+    Safeguard(
+        "the body of a GET is not kept",
+        "gateway/http/protocol.py",
+        '        if self.scope["method"] not in BODILESS:\n            super().on_body(body)\n',
+        "        if True:\n            super().on_body(body)\n",
+        "tests/integration/test_slow_senders.py::"
+        "test_a_body_is_kept_only_if_the_method_has_one_and_until_the_answer",
     ),
     Safeguard(
         "a crash of another server process is no loss of this delivery",

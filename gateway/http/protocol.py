@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 from starlette.types import Scope
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COMPLAINTS_PER_SECOND: Final = 5
 VERSIONS: Final = frozenset({"1.1", "1.0"})
+BODILESS: Final = frozenset({"GET", "HEAD"})
 HEAD_BYTES: Final = 64 * 1024
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_FIELDS: Final = 200
@@ -373,22 +374,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         if self._is_idle:
-            self._forget_head()
+            self._forget_request()
         if self.flow.is_held:
             self._parse()
 
-    def _forget_head(self) -> None:
-        """Free the head of the answered request: thousands of idle connections would keep 64 KiB
-        each.
+    def _forget_request(self) -> None:
+        """Free the head of the answered request, and its body if the application did not read it:
+        thousands of idle connections would keep 64 KiB of each.
 
         The application has its own reference to the scope, and may still use it.
         """
         self.cycle.scope = self.scope = ANSWERED
         self.headers, self.url = [], b""
+        self.cycle.body = bytearray()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        super().on_body(body)
+        # Nothing reads the body of a GET. It would be held while the request waits for Postgres,
+        # and count in no limit.
+        if self.scope["method"] not in BODILESS:
+            super().on_body(body)
+        elif self._body_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:

@@ -148,16 +148,24 @@ async def test_unfinished_heads_do_not_fill_the_memory(project: Project) -> None
         assert peak_bytes(serving.running.process.pid) - before < MOST_GROWTH
 
 
-async def test_heads_of_answered_requests_do_not_fill_the_memory(project: Project) -> None:
-    """Connections that wait for a next request, each of which has sent a large head."""
-    fields = b"".join(b"x-%d: %b\r\n" % (n, b"y" * 290) for n in range(190))
+LARGE_HEAD = b"".join(b"x-%d: %b\r\n" % (n, b"y" * 290) for n in range(190))
+LARGE_BODY = b"content-length: 60000\r\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"), [(LARGE_HEAD, b""), (LARGE_BODY, b"y" * 60_000)], ids=["head", "body"]
+)
+async def test_answered_requests_do_not_fill_the_memory(
+    project: Project, fields: bytes, body: bytes
+) -> None:
+    """Connections that wait for a next request, each of which has sent a large one."""
     with project.serve() as serving, ExitStack() as stack:
         await serving.ready()
         address = "127.0.0.1", urlsplit(serving.url).port
         before = peak_bytes(serving.running.process.pid)
         for _ in range(2_000):
             connection = stack.enter_context(socket.create_connection(address))
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + fields + b"\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + fields + b"\r\n" + body)
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
         answer = await serving.post(*stripe_request(f"evt_{uuid4().hex}"))
         assert answer.json()["status"] == "accepted"

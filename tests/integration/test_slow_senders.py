@@ -197,6 +197,28 @@ async def test_an_evicted_pipeline_still_gets_the_answer_that_is_on_its_way() ->
     assert b"connection: close" in wire.written
 
 
+@pytest.mark.parametrize(("method", "kept"), [(b"POST", 1000), (b"GET", 0), (b"HEAD", 0)])
+async def test_a_body_is_kept_only_if_the_method_has_one_and_until_the_answer(
+    method: bytes, kept: int
+) -> None:
+    """Otherwise a GET that waits for Postgres would hold bytes that count in no limit."""
+    may_answer = asyncio.Event()
+
+    async def answer_later(scope: Scope, _: Receive, __: Send) -> None:
+        await may_answer.wait()
+        take_reply(scope)(200, b"", b"ok", False)
+
+    state = _state()
+    connection, wire = _connect(answer_later, state)
+    head = method + b" / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+    connection.data_received(head + b"x" * 1000)
+    assert len(connection.cycle.body) == kept
+    may_answer.set()
+    await until(lambda: b"200 OK" in wire.written)
+    assert not connection.cycle.body
+    connection.connection_lost(None)
+
+
 async def test_unfinished_heads_are_bounded_over_all_connections() -> None:
     """Each one may have 64 KiB, and there may be thousands of connections."""
     state = _state()
