@@ -617,6 +617,20 @@ SAFEGUARDS: Final = (
         "test_what_was_acknowledged_survives_a_power_cut_at_any_moment",
     ),
     Safeguard(
+        "records of the spool that were refused are read a few bytes at a time",
+        "gateway/receive/spool/file.py",
+        "            if size > WINDOW_BYTES:\n                return self.left[:count]\n",
+        "",
+        "tests/integration/test_spool.py::test_refused_records_are_read_a_few_bytes_at_a_time",
+    ),
+    Safeguard(
+        "of the records that stay refused, each is offered in its turn",
+        "gateway/receive/spool/spool.py",
+        "        file.left += left  # behind",
+        "        file.left = [*left, *file.left]  # behind",
+        "tests/integration/test_spool.py::test_refused_records_are_read_a_few_bytes_at_a_time",
+    ),
+    Safeguard(
         "the checksum of a spooled record",
         "gateway/receive/spool/file.py",
         "    if _checksum(lengths, facts, body) != head[-CHECKSUM_BYTES:]:\n        return None\n",

@@ -269,6 +269,42 @@ async def test_what_the_ledger_refuses_stays_and_does_not_hold_up_the_others(
         assert sorted(claimed) == ["evt_0", "evt_1", "evt_2"]
 
 
+async def test_refused_records_are_read_a_few_bytes_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait, and the last ones get their turn although the first stay refused."""
+    monkeypatch.setattr("gateway.receive.spool.spool.AGAIN_S", 0.02)
+    monkeypatch.setattr("gateway.receive.spool.file.WINDOW_BYTES", 1024)
+    refused = {f"evt_{n}" for n in range(20)}
+    read_bytes, tries, claimed = list[int](), 0, set[str]()
+    genuine = SpoolFile.next_window
+
+    def measured(file: SpoolFile) -> list[SpoolRecord]:
+        window = genuine(file)
+        read_bytes.append(sum(len(kept.claim.body) for kept in window))
+        return window
+
+    async def take(claim: Claim) -> Claimed:
+        nonlocal tries
+        tries += 1
+        if claim.envelope.id in refused:
+            raise StorageUnavailable("Postgres refused the event")
+        claimed.add(claim.envelope.id)
+        return Claimed(verdict=ClaimVerdict.ACCEPTED)
+
+    monkeypatch.setattr(SpoolFile, "next_window", measured)
+    claims = [make_claim(f"evt_{n}", body=b"x" * 2000) for n in range(20)]
+    await keep(tmp_path / "spool", *claims)
+    async with spooling(tmp_path / "spool", take) as spool:
+        await until(lambda: tries > 60)
+        assert spool.events == 20
+        refused -= {"evt_18", "evt_19"}
+        await until(lambda: claimed == {"evt_18", "evt_19"})
+        refused.clear()
+        await until(lambda: not spool.events)
+    assert max(read_bytes) <= 2 * 2000, "one record that was refused, and one new one"
+
+
 async def test_writing_and_draining_at_once_loses_nothing(
     tmp_path: Path, database_url: str, ledger: Reader
 ) -> None:

@@ -301,22 +301,34 @@ class SpoolFile:
     def next_window(self) -> list[SpoolRecord]:
         """Return the next few records, starting with those that were left.
 
-        If it raises, the state is unchanged.
+        Those that were left have a bound of their own, so that one which stays refused and is
+        larger than a window does not hold up new records. If it raises, the state is unchanged.
         """
-        found = [item for span in self.left[:WINDOW_ROWS] for item in scan(self._stream, *span)]
+        again = self._some_left()
+        found = [item for span in again for item in scan(self._stream, *span)]
         read_to, size = self.read_to, 0
         for item in scan(self._stream, self.read_to, self.size):
             if len(found) >= WINDOW_ROWS or size > WINDOW_BYTES:
                 break
             found.append(item)
-            read_to, size = item.end, size + item.end - item.offset
+            read_to = item.end
+            size += item.end - item.offset
         window = [item for item in found if isinstance(item, SpoolRecord)]
         self.damaged += [
             item for item in found if isinstance(item, DamagedRecord) and item not in self.damaged
         ]
-        self.left, self.read_to = self.left[WINDOW_ROWS:], read_to
+        self.left, self.read_to = self.left[len(again) :], read_to
         self.oldest_at = window[0].claim.received_at if window else None
         return window
+
+    def _some_left(self) -> list[Span]:
+        """Return the first positions that were left, as many as come to the bytes of a window."""
+        size = 0
+        for count, (start, end) in enumerate(self.left[:WINDOW_ROWS]):
+            if size > WINDOW_BYTES:
+                return self.left[:count]
+            size += end - start
+        return self.left[:WINDOW_ROWS]
 
     @property
     def is_finished(self) -> bool:

@@ -315,7 +315,7 @@ class Spool:
             left += refused
             if refused and len(refused) == len(window):
                 break
-        file.left = [*left, *file.left]
+        file.left += left  # behind those that were not read: they are offered next time
 
     def _open(
         self, file: SpoolFile, window: Sequence[SpoolRecord]
