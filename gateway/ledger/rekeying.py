@@ -156,8 +156,9 @@ async def reseal(
     They are read before, without a lock: rows that another transaction has changed in the meantime
     are skipped.
     """
-    limits = (most, BATCH_BYTES) if kind is KINDS["events"] else (most,)
-    rows = await ledger.fetch(QUERIES[kind.find], key_id, *kind.read_mark(mark), route, *limits)
+    rows = await ledger.fetch(
+        QUERIES[kind.find], key_id, *kind.read_mark(mark), route, most, BATCH_BYTES
+    )
     if not rows:
         return Resealed()
     opened, broken = await asyncio.to_thread(_seal_anew, ring, kind, rows)

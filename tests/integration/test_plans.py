@@ -620,8 +620,8 @@ CASES: Final = [
     Case(query="describe_backlog", arguments=(*HANDLERS, BATCH, NOW), rows=3 * BATCH),
     Case(query="count_keys", arguments=(100,), rows=300),
     Case(query="find_events_under", arguments=(KEY_ID, 0, None, BATCH, 10**6), rows=BATCH),
-    Case(query="find_attempts_under", arguments=(KEY_ID, 0, 0, None, BATCH), rows=BATCH),
-    Case(query="find_effects_under", arguments=(KEY_ID, 0, "", None, BATCH), rows=BATCH),
+    Case(query="find_attempts_under", arguments=(KEY_ID, 0, 0, None, BATCH, 10**6), rows=BATCH),
+    Case(query="find_effects_under", arguments=(KEY_ID, 0, "", None, BATCH, 10**6), rows=BATCH),
     Case(
         query="reseal_events",
         arguments=(["rare"] * BATCH, SEALED_IDS, [b"sealed"] * BATCH, KEY_ID, "new"),

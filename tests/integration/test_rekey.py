@@ -1,6 +1,7 @@
 """`gateway rekey`: a change of keys beside live traffic, and what was stored before."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from gateway import Context, Event, Reject
 from gateway.base.model import ReplayPolicy
 from gateway.config.registry.key_path import KeyPath
+from gateway.ledger import rekeying
 from gateway.ledger.claims import ClaimVerdict
 from gateway.ledger.connection import Connection
 from gateway.ledger.encryption import EncryptionKeys, open_rejected, seal_rejected
-from gateway.ledger.rekeying import BATCH, KeyUse, count_keys
+from gateway.ledger.rekeying import BATCH, KINDS, KeyUse, RekeyKind, count_keys
 from gateway.operations.encryption import RekeyCursor, Rekeyed, rekey
 from tests.integration.test_encryption import BODY, MARK, encrypted, run, sealed_claim
 from tests.support.keys import find_in_ledger, make_key, make_vault
@@ -278,3 +280,37 @@ async def test_a_refused_request_of_which_no_body_was_kept_holds_no_key(
         BEFORE.ring.first,
     )
     assert await count_keys(connection) == []
+
+
+async def test_large_rows_are_rekeyed_a_few_at_a_time(
+    database_url: str, ledger: Reader, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred results of effects can be as many megabytes."""
+    count, at = 5, datetime(2026, 11, 17, 6, 30, tzinfo=UTC)
+    sealed = seal_rejected(BEFORE.ring, "stripe", at, "/webhooks/stripe", {}, BODY)
+    await claim_all(
+        database_url, [sealed_claim(BEFORE, f"evt_{n}", body=BODY) for n in range(count)]
+    )
+    await run(database_url, ledger, BEFORE, failing, to={"dead": count})
+    await ledger.run(
+        "insert into gateway.rejected"
+        " (route, at, code, cause, detail, method, path, sender, body, key_id, size)"
+        " select 'stripe', $1, 'BAD_SIGNATURE', 'a', 'b', 'POST', '', n::text, $2, $3, 1"
+        " from generate_series(1, $4) n",
+        at,
+        sealed,
+        BEFORE.ring.first,
+        count,
+    )
+    read = list[tuple[str, int]]()
+    seal_anew = rekeying._seal_anew
+
+    def measured(ring: Any, kind: RekeyKind, rows: Any) -> Any:
+        read.append((kind.table, len(rows)))
+        return seal_anew(ring, kind, rows)
+
+    monkeypatch.setattr(rekeying, "BATCH_BYTES", 1)
+    monkeypatch.setattr(rekeying, "_seal_anew", measured)
+    done = await rekey_all(connection, BOTH)
+    assert (done.events, done.attempts, done.effects, done.rejected) == (count,) * 4
+    assert Counter(read) == {(kind.table, 1): count for kind in KINDS.values()}

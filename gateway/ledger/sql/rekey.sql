@@ -54,30 +54,55 @@ where before < $5
 order by id;
 
 -- name: find_attempts_under
--- The next attempts under a key (attempts_key).
-select a.delivery_id, a.number, a.until, a.sealed
-from gateway.attempts a
-where a.key_id = $1 and (a.delivery_id, a.number) > ($2, $3)
-  and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = a.delivery_id))
-order by a.delivery_id, a.number
-limit $5;
+-- The next attempts under a key (attempts_key), as many as come to so many bytes.
+select delivery_id, number, until, sealed
+from (
+    select delivery_id, number, until, sealed,
+           sum(octet_length(sealed)) over (order by delivery_id, number) - octet_length(sealed) as before
+    from (
+        select a.delivery_id, a.number, a.until, a.sealed
+        from gateway.attempts a
+        where a.key_id = $1 and (a.delivery_id, a.number) > ($2, $3)
+          and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = a.delivery_id))
+        order by a.delivery_id, a.number
+        limit $5
+    ) page
+) sized
+where before < $6
+order by delivery_id, number;
 
 -- name: find_effects_under
--- The next effects under a key (effects_key).
-select f.delivery_id, f.name, f.sealed
-from gateway.effects f
-where f.key_id = $1 and (f.delivery_id, f.name) > ($2, $3)
-  and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = f.delivery_id))
-order by f.delivery_id, f.name
-limit $5;
+-- The next effects under a key (effects_key), as many as come to so many bytes.
+select delivery_id, name, sealed
+from (
+    select delivery_id, name, sealed,
+           sum(octet_length(sealed)) over (order by delivery_id, name) - octet_length(sealed) as before
+    from (
+        select f.delivery_id, f.name, f.sealed
+        from gateway.effects f
+        where f.key_id = $1 and (f.delivery_id, f.name) > ($2, $3)
+          and ($4::text is null or (select d.route = $4 from gateway.deliveries d where d.id = f.delivery_id))
+        order by f.delivery_id, f.name
+        limit $5
+    ) page
+) sized
+where before < $6
+order by delivery_id, name;
 
 -- name: find_rejected_under
--- The next refused requests under a key, in a small ring.
+-- The next refused requests under a key, in a small ring, as many as come to so many bytes.
 select id, route, at, body as sealed
-from gateway.rejected
-where key_id = $1 and body is not null and id > $2 and coalesce(route = $3, true)
-order by id
-limit $4;
+from (
+    select id, route, at, body, sum(octet_length(body)) over (order by id) - octet_length(body) as before
+    from (
+        select id, route, at, body from gateway.rejected
+        where key_id = $1 and body is not null and id > $2 and coalesce(route = $3, true)
+        order by id
+        limit $4
+    ) page
+) sized
+where before < $5
+order by id;
 
 -- name: reseal_rejected
 -- Refused requests under another key (primary key).
