@@ -1626,6 +1626,14 @@ SAFEGUARDS: Final = (
         "tests/e2e/test_guessing.py::test_a_credential_does_not_excuse_guesses_at_another_one",
     ),
     Safeguard(
+        "who passes for a proxy is counted once the proxies are named",
+        "gateway/http/client_address.py",
+        "        return is_proxy and not self._are_proxies_known\n",
+        "        return is_proxy\n",
+        "tests/e2e/test_guessing.py::"
+        "test_who_passes_for_a_proxy_that_is_not_named_is_counted_once_proxies_are",
+    ),
+    Safeguard(
         "a known holder is not locked out by guesses from his address",
         "gateway/receive/guard.py",
         "    if not is_known_holder:\n",

@@ -131,6 +131,7 @@ class Addresses:
 
     def __init__(self, trusted: Networks | None) -> None:
         self._trusted = trusted or Networks()
+        self._are_proxies_known = trusted is not None
         self._read = lru_cache(maxsize=REMEMBERED)(self._make)
         self._follow = lru_cache(maxsize=REMEMBERED)(self._follow_line)
         self._told: set[Address] = set()
@@ -157,10 +158,13 @@ class Addresses:
     def is_masked(self, scope: Scope) -> bool:
         """Return whether the address is most likely that of our own, unconfigured proxy.
 
-        All clients would then share this address. A client from outside cannot fake this.
+        All clients would then share this address. A client from outside cannot fake this. One in
+        our own network can, and would guess tokens without being counted: so if any proxies are
+        configured, no other one is assumed.
         """
         peer = self._peer(scope)
-        return peer is not None and peer.address in OWN and self.tell_of_proxy(scope)
+        is_proxy = peer is not None and peer.address in OWN and self.tell_of_proxy(scope)
+        return is_proxy and not self._are_proxies_known
 
     def tell_of_proxy(self, scope: Scope) -> bool:
         """Return whether an untrusted peer sends forwarded headers, and warn once per peer."""

@@ -20,6 +20,7 @@ TOKENS = {
     "GATEWAY_READ_TOKEN": READ,
     "GATEWAY_METRICS_TOKEN": METRICS,
     "GATEWAY_REFUSED_RATE": "1/m",
+    "GATEWAY_TRUSTED_PROXIES": "127.9.9.9",
 }
 BURST = 5
 """Wrong tokens of one address that are compared; then none for a minute."""
@@ -73,15 +74,18 @@ def serving(module_project: Project) -> Iterator[Serving]:
 class Client:
     """A client at an address of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **always: str) -> None:
+        """Initialize the client. It sends the headers `always` with every request."""
         self._url = url
+        self._always = always
         self._address = f"127.0.0.{next(ADDRESSES)}"
 
     async def ask(
         self, path: str, token: str = "", *, method: str = "GET", body: bytes = b"", **headers: str
     ) -> int:
         """Return the status of the answer."""
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        given = self._always | headers
+        sent = {name.replace("_", "-"): value for name, value in given.items()}
         if token:
             sent["authorization"] = f"Bearer {token}"
         transport = httpx.AsyncHTTPTransport(verify=False, local_address=self._address)
@@ -161,6 +165,28 @@ async def test_a_credential_does_not_excuse_guesses_at_another_one(
         assert await send_guess(client) == refused
     assert await send_good(client) == accepted, "its own credential is still taken"
     assert await send_guess(client) == TOO_MANY
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+async def test_who_passes_for_a_proxy_that_is_not_named_is_counted_once_proxies_are(
+    serving: Serving, guess: str
+) -> None:
+    """A holder of the metrics token is in the gateway's own network, as its proxy is."""
+    client = Client(serving.url, x_forwarded_for="203.0.113.7")
+    send_guess, refused = GUESSES[guess]
+    for _ in range(BURST + 1):
+        assert await client.ask("/metrics", METRICS) == 200
+        assert await send_guess(client) == refused
+    assert await send_guess(client) == TOO_MANY
+
+
+async def test_who_passes_for_a_proxy_that_is_not_named_waits_at_the_console(
+    serving: Serving,
+) -> None:
+    client = Client(serving.url, x_forwarded_for="203.0.113.7")
+    answers = [await client.log_in("guess") for _ in range(2 * BURST)]
+    assert answers[0] == 403
+    assert answers[-1] == TOO_MANY
 
 
 @pytest.mark.parametrize("path", ["/api/v1/status", "/metrics"])

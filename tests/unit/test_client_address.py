@@ -231,3 +231,12 @@ def test_from_outside_nobody_passes_for_a_proxy_of_ours() -> None:
         assert not addresses.is_masked(scope(PROXY, ("x-forwarded-for", "1.2.3.4")))
     assert not logs
     assert ip_address(STRANGER).is_private  # for Python; not for us, who could not test otherwise
+
+
+def test_who_forwards_from_our_own_network_is_no_proxy_of_ours_once_they_are_named() -> None:
+    """Anybody in there could send the header, and guess tokens without being counted."""
+    proxied = scope("192.168.9.9", ("x-forwarded-for", "1.2.3.4"))
+    with capture_logs() as logs:
+        assert Addresses(None).is_masked(proxied)
+        assert not Addresses(TRUSTED).is_masked(proxied)
+    assert [entry["event"] for entry in logs] == ["forwarded_headers_not_believed"] * 2
