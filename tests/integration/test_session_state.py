@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
@@ -338,6 +338,42 @@ async def test_a_handler_that_changes_its_session_completes(
         await until(lambda: is_settled(ledger))
     assert await ledger.outcomes() == ["done"] * 3
     assert await ledger.effects() == 3
+
+
+@pytest.fixture
+async def url_of_a_login(direct_url: str, ledger: Reader) -> AsyncIterator[str]:
+    """The URL of a role without any rights, whose sessions begin as another role."""
+    await ledger.run(
+        "drop role if exists a_login_of_the_test;"
+        "create role a_login_of_the_test login noinherit;"
+        "grant gateway to a_login_of_the_test;"
+        "alter role a_login_of_the_test set role = gateway"
+    )
+    parts = urlsplit(direct_url)
+    host = parts.netloc.rpartition("@")[2]
+    yield urlunsplit(parts._replace(netloc=f"a_login_of_the_test@{host}"))
+    await ledger.run("drop role a_login_of_the_test")
+
+
+@pytest.mark.parametrize("sql", ["select 1", "set role none", "reset session authorization"])
+async def test_a_session_gets_back_the_role_that_it_began_with(
+    sql: str, url_of_a_login: str, direct_url: str, ledger: Reader
+) -> None:
+    """`alter role ... set role` gives it one, and a reset of the authorization takes it away."""
+    users: list[str] = []
+
+    async def handler(event: Event, ctx: Context) -> None:
+        users.append(await ctx.db.fetchval("select current_user"))
+        await count(event, ctx)
+        if event.id == "evt_1":
+            await ctx.db.execute(sql)
+
+    await claim_all(direct_url, [make_claim("evt_1"), make_claim("evt_2")])
+    subscription = subscribe(handler, once_per=KeyPath.parse("id"))
+    async with working(url_of_a_login, subscription, concurrency=1):
+        await until(lambda: is_settled(ledger))
+    assert await ledger.outcomes() == ["done", "done"]
+    assert users == ["gateway", "gateway"]
 
 
 @pytest.mark.usefixtures("a_role")
