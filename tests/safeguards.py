@@ -169,6 +169,13 @@ SAFEGUARDS: Final = (
         "test_a_worker_that_comes_back_from_the_dead_leaves_no_trace",
     ),
     Safeguard(
+        "a conflict with another transaction is no loss of the delivery",
+        "function gateway.end_run",
+        "result = 'lost' and max_losses is not null then d.losses + 1",
+        "result = 'lost' then d.losses + 1",
+        "tests/integration/test_run.py::test_conflicts_do_not_count_as_losses",
+    ),
+    Safeguard(
         "tokens are random: a lease that a crash of Postgres forgot is no other's",
         "gateway/ledger/sql/leases.sql",
         "    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),\n",

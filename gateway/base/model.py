@@ -261,5 +261,5 @@ class Lease:
     """False if the payload was deleted: the event has no headers and no body."""
     order_key: str | None = None
     """The delivery's ordering key, whose next delivery may run once this one has ended."""
-    losses: int = 0
-    """How many runs in a row were lost before this one, counting only losses that it caused."""
+    conflicts: int = 0
+    """How many runs in a row ended in a conflict before this one."""

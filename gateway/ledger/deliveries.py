@@ -47,6 +47,8 @@ class Settlement:
     detail: str | None = None
     """The error with its traceback, stored with the attempt."""
     delay: timedelta = timedelta()
+    is_conflict: bool = False
+    """Whether a lost run has lost against others. Such runs never make a delivery dead."""
     sealed: bytes | None = None
     """On an encrypted route: the text that `error` and `detail` leave out, encrypted."""
 
@@ -191,7 +193,7 @@ async def settle(ledger: Executor, lease: Lease, settlement: Settlement) -> Stat
         settlement.delay,
         _storable(settlement.error),
         _storable(settlement.detail),
-        MAX_LOSSES,
+        None if settlement.is_conflict else MAX_LOSSES,
     )
     sealed = settlement.sealed
     key_id = None if sealed is None else sealed_under(sealed)
@@ -333,7 +335,7 @@ def _lease(row: asyncpg.Record) -> Lease:
         trace=row["trace"],
         payload_kept=row["body"] is not None,
         order_key=row["order_key"],
-        losses=row["losses"],
+        conflicts=row["conflicts"],
     )
 
 

@@ -28,7 +28,7 @@ from gateway.base.model import Event, Lease, Outcome, RetryPolicy, Status
 from gateway.config.registry import Subscription
 from gateway.ledger.claims import ClaimVerdict
 from gateway.ledger.connection import CONTENDED, MIXED_UP, READ_ONLY, TROUBLE, describe
-from gateway.ledger.deliveries import DONE, MAX_LOSSES, Settlement, settle
+from gateway.ledger.deliveries import DONE, Settlement, settle
 from gateway.ledger.encryption import open_event
 from gateway.ledger.ordering import OrderingKey, advance
 from gateway.ledger.statistics import REQUESTS
@@ -73,12 +73,12 @@ changed table, another search_path) or the attributes of a type, and that the dr
 PREPARED_BY_DRIVER: Final = "__asyncpg_"
 """How the names of the statements begin that the driver has prepared."""
 AFTER_CONFLICT: Final = RetryPolicy(
-    attempts=MAX_LOSSES, base=timedelta(milliseconds=200), cap=timedelta(seconds=10)
+    attempts=10, base=timedelta(milliseconds=200), cap=timedelta(seconds=10)
 )
 """The backoff after these errors. The waits are random and grow, since handlers that conflicted
-would conflict again after equal waits. The tenth loss in a row burns an attempt, and the handler's
-own policy applies: if many handlers update one row, a delivery may lose against others very often,
-which must not make it dead."""
+would conflict again after equal waits. The tenth conflict in a row burns an attempt, and the
+handler's own policy applies: if many handlers update one row, a delivery may lose against others
+very often, which must not make it dead."""
 AFTER_LOSS: Final = timedelta(seconds=1)
 WITHOUT_KEY: Final = timedelta(seconds=30)
 """Wait of a delivery whose encryption key this worker does not have. Another worker may have it, or
@@ -390,10 +390,11 @@ class Execution:
             is_counted = self._transaction.may_have_broken_it
             outcome = Outcome.LOST if is_counted else Outcome.RELEASED
             return _again(outcome, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
-        tries = self.lease.losses + 1
+        tries = self.lease.conflicts + 1
         may_succeed = _is_because(error, RUN_AGAIN) or _is_of_session(error)
         if may_succeed and tries < AFTER_CONFLICT.attempts:
-            return _again(Outcome.LOST, summary(error, hide), backoff(AFTER_CONFLICT, tries))
+            delay = backoff(AFTER_CONFLICT, tries)
+            return replace(_again(Outcome.LOST, summary(error, hide), delay), is_conflict=True)
         return None
 
     async def _is_away(self, error: BaseException) -> bool:

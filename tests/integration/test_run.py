@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from gateway import Context, Defer, Event, Reject, Retry
-from gateway.base.model import Backoff, RetryPolicy
-from gateway.ledger.connection import QUERIES, Connection, Opener
-from gateway.ledger.deliveries import lease_due
+from gateway.base.model import Backoff, Outcome, RetryPolicy, Status
+from gateway.ledger.connection import QUERIES, Connection, Opener, connect
+from gateway.ledger.deliveries import Settlement, lease_due, reap, settle
 from gateway.worker.execution import AFTER_CONFLICT
 from gateway.worker.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
@@ -37,6 +37,7 @@ update gateway.deliveries set leased_until = now() - interval '1 s' where status
 """As if no worker had sent a heartbeat for a while."""
 
 SECOND = timedelta(seconds=1)
+HANDLER = ("stripe", "handlers.count")
 
 AS_IF_IT_WERE_LATER = """
 create function later() returns timestamptz language sql as $$ select now() + interval '10 min' $$;
@@ -461,6 +462,50 @@ async def test_the_tenth_conflict_in_a_row_burns_an_attempt(
     assert delivery["error"].startswith("SerializationError: ")
     assert (delivery["attempts"], delivery["losses"]) == (2, 0)
     assert await ledger.outcomes() == ["lost"] * 9 + ["retry"] + ["lost"] * 9 + ["dead"]
+
+
+async def test_conflicts_do_not_count_as_losses(
+    database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine conflicts in a row and then a lost connection are one loss, and not the tenth."""
+    quick = timedelta(milliseconds=10)
+    monkeypatch.setattr(
+        "gateway.worker.execution.AFTER_CONFLICT", replace(AFTER_CONFLICT, base=quick, cap=quick)
+    )
+    monkeypatch.setattr("gateway.worker.execution.AFTER_LOSS", timedelta())
+    runs = 0
+
+    async def handler(event: Event, ctx: Context) -> None:
+        nonlocal runs
+        runs += 1
+        await count(event, ctx)
+        if runs < 10:
+            await ctx.db.execute("do $$ begin raise exception using errcode = '40001'; end $$")
+        if runs == 10:
+            await ctx.db.execute("select pg_terminate_backend(pg_backend_pid())")
+
+    delivery = await run_one(database_url, ledger, handler, status="done")
+    assert await ledger.outcomes() == ["lost"] * 10 + ["done"]
+    assert (delivery["losses"], delivery["conflicts"]) == (0, 0)
+    assert await ledger.effects() == 1
+
+
+async def test_conflicts_of_a_suspect_do_not_count_as_losses_while_alone(
+    database_url: str, ledger: Reader
+) -> None:
+    """Nine conflicts, and then its process is lost while it runs alone: that is the first loss."""
+    await claim_all(database_url, [make_claim("evt_1")])
+    await ledger.run("update gateway.deliveries set workers_lost = 2")
+    connection = await connect(database_url, name="test")
+    for _ in range(AFTER_CONFLICT.attempts - 1):
+        [lease] = await lease_due(connection, 1, [HANDLER], SECOND, suspects=True)
+        conflict = Settlement(status=Status.PENDING, outcome=Outcome.LOST, is_conflict=True)
+        await settle(connection, lease, conflict)
+    await lease_due(connection, 1, [HANDLER], -SECOND, suspects=True)
+    await reap(connection, 10, timedelta())
+    await connection.close()
+    delivery = await ledger.delivery()
+    assert (delivery["status"], delivery["losses"], delivery["conflicts"]) == ("pending", 1, 9)
 
 
 async def test_a_cut_connection_burns_no_attempt_and_leaves_one_effect(

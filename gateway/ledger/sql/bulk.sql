@@ -117,7 +117,7 @@ with kept as materialized (
     for update
 ), replayed as (
     update gateway.deliveries d
-    set status = 'pending', attempts = 0, losses = 0, error = null, finished_at = null,
+    set status = 'pending', attempts = 0, losses = 0, conflicts = 0, error = null, finished_at = null,
         not_before = null, cause = null,
         due_at = case when d.order_key is null then now() else 'infinity' end
     where d.id = any (array (select id from held)) and d.status || '' = 'dead'

@@ -347,7 +347,7 @@ with given as (
     returning e.delivery_id, e.name
 ), replayed as (
     update gateway.deliveries d
-    set status = 'pending', attempts = 0, losses = 0, error = null, finished_at = null,
+    set status = 'pending', attempts = 0, losses = 0, conflicts = 0, error = null, finished_at = null,
         not_before = null, cause = null,
         due_at = case when d.order_key is null or d.status = 'pending' and d.due_at < 'infinity'
                       then now() else 'infinity' end

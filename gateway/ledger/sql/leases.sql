@@ -37,9 +37,9 @@ with mine as materialized (  -- what is paused is not even locked
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
     where d.id = any (array (select id from fitting))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.handler, d.attempts, d.runs, d.losses, d.order_key
+    returning d.id, d.lease_token, d.handler, d.attempts, d.runs, d.conflicts, d.order_key
 )
-select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.losses, l.order_key, s.event_id, s.type, s.route,
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.conflicts, l.order_key, s.event_id, s.type, s.route,
        s.provider, s.account, s.livemode, s.occurred_at, s.received_at, s.headers, s.body, s.key_id, s.trace
 from leased l
 join sized s using (id)
@@ -137,9 +137,9 @@ with mine as materialized (  -- what is paused is not even locked
     set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),
         leased_at = now(), leased_until = now() + $4::interval
     where d.id = any (array (select id from fitting))  -- as a join, a plan for many rows may scan all
-    returning d.id, d.lease_token, d.handler, d.attempts, d.runs, d.losses, d.order_key
+    returning d.id, d.lease_token, d.handler, d.attempts, d.runs, d.conflicts, d.order_key
 )
-select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.losses, l.order_key, s.event_id, s.type, s.route,
+select l.id, l.lease_token, l.handler, l.attempts, l.runs, l.conflicts, l.order_key, s.event_id, s.type, s.route,
        s.provider, s.account, s.livemode, s.occurred_at, s.received_at, s.headers, s.body, s.key_id, s.trace
 from leased l
 join sized s using (id)
@@ -179,7 +179,7 @@ cross join lateral gateway.lease_limited($1, $2, $3, $4, $5, $6, $7, $8, $9) as 
 
 -- name: read_leased
 -- Deliveries that were just leased, with their events (primary keys).
-select d.id, d.lease_token, d.handler, d.attempts, d.runs, d.losses, d.order_key, e.event_id, e.type, e.route,
+select d.id, d.lease_token, d.handler, d.attempts, d.runs, d.conflicts, d.order_key, e.event_id, e.type, e.route,
        e.provider, e.account, e.livemode, e.occurred_at, e.received_at, p.headers, p.body, p.key_id, e.trace
 from gateway.deliveries d
 cross join lateral (  -- as a plain join, it may be one with all events

@@ -6,7 +6,7 @@ with kept as materialized (
     select id from gateway.deliveries where id = $1 and gateway.hold_payload(route, event_id)
 ), replayed as (
     update gateway.deliveries d
-    set status = 'pending', attempts = 0, losses = 0, error = null, finished_at = null,
+    set status = 'pending', attempts = 0, losses = 0, conflicts = 0, error = null, finished_at = null,
         not_before = null, cause = null,
         due_at = case when d.order_key is null or d.status = 'pending' and d.due_at < 'infinity'
                       then now() else 'infinity' end
