@@ -96,9 +96,10 @@ def effects(
     """List effects of unknown outcome; retry or confirm them.
 
     A call of [bold]ctx.once[/bold] ended in a timeout, in a 500 or with its worker, and its
-    delivery completed without it. The call may have been done or not. [bold]retry[/bold] runs the
-    delivery again and makes the call again; effects that were done stay done. [bold]confirm[/bold]
-    counts the call as done, because it was or is not wanted. Both are recorded in the audit log.
+    delivery completed without it, or was discarded. The call may have been done or not.
+    [bold]retry[/bold] runs the delivery again and makes the call again; effects that were done
+    stay done. [bold]confirm[/bold] counts the call as done, because it was or is not wanted. Both
+    are recorded in the audit log.
 
     Examples: [bold]gateway effects --since 1d[/bold],
     [bold]gateway effects retry 42 --reason "the provider's log has no such mail"[/bold],

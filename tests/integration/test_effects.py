@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,8 +26,9 @@ from tests.support.bulk import Clerk, clerk
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.receiver import Receiver, answer, receiving
 from tests.support.waiting import PATIENCE_S, until
-from tests.support.workers import Function, subscribe, working
+from tests.support.workers import QUICK, Function, subscribe, working
 
+ONE_TRY = replace(QUICK, attempts=1)
 EVENTS = [f"evt_{n}" for n in range(1, 6)]
 SENT = answer(200, {"id": "msg_1"})
 
@@ -372,6 +374,34 @@ async def test_a_retry_whose_delivery_is_discarded_is_listed_again(
             await ledger.discard(id)
         [row] = await unknown(ann)
         assert (row["calls"], row["delivery_status"]) == (1, "discarded")
+
+
+@pytest.mark.parametrize("way", ["single", "all", "retention"])
+async def test_a_dead_letter_that_is_given_up_leaves_its_unknown_effect_on_the_list(
+    database_url: str, ledger: Reader, way: str
+) -> None:
+    async with receiving(answer(500), SENT) as mail, clerk(database_url) as ann:
+        await claim_all(database_url, [make_claim("evt_1")])
+        async with working(database_url, subscribe(mailing(mail, unknown="retry"), retry=ONE_TRY)):
+            await until(lambda: _is_dead(ledger))
+        assert await unknown(ann) == []  # it is a dead letter, and a replay calls again
+        id = await ledger.value("select id from gateway.deliveries")
+        if way == "single":
+            await ledger.discard(id)
+        elif way == "all":
+            await ann.do(Action.DISCARD)
+        else:
+            given_up = await ann.connection.fetchval(
+                QUERIES["expire_dead"], "stripe", timedelta(), 10
+            )
+            assert given_up == 1
+        [row] = await unknown(ann)
+        assert (row["error"], row["delivery_status"]) == ("HTTPStatusError 500", "discarded")
+        await _retry_one(ann, id)
+        async with working(database_url, subscribe(mailing(mail))):
+            await until(lambda: _is_done(ledger))
+        assert sent(mail) == {"evt_1": 2}
+        assert await unknown(ann) == []
 
 
 async def test_a_retry_that_no_run_has_begun_can_be_confirmed_instead(

@@ -192,10 +192,10 @@ with held as materialized (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
     select $3, 'discard', id, route, event_id, $4, $5 from discarded
-), listed as (  -- a retry that was ordered, and that nobody makes now
+), listed as (  -- calls that may have been done, and retries that were ordered: no run makes them now
     update gateway.effects e set status = 'unknown', unknown_at = now()
     from discarded d
-    where e.delivery_id = d.id and e.status = 'begun' and e.unknown_at is not null
+    where e.delivery_id = d.id and e.status = 'begun' and e.made_by is null
 )
 select d.id, d.route, d.handler, d.order_key
 from unnest($1::bigint[]) as i (id)

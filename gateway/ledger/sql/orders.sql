@@ -55,9 +55,9 @@ with discarded as (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
     select $2, 'discard', id, route, event_id, $3 from discarded
-), listed as (  -- a retry that was ordered, and that nobody makes now
+), listed as (  -- calls that may have been done, and retries that were ordered: no run makes them now
     update gateway.effects e set status = 'unknown', unknown_at = now()
     from discarded d
-    where e.delivery_id = d.id and e.status = 'begun' and e.unknown_at is not null
+    where e.delivery_id = d.id and e.status = 'begun' and e.made_by is null
 )
 select id, route, handler, order_key from discarded;

@@ -16,6 +16,10 @@ with old as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
     select 'retention', 'discard', id, route, event_id, 'dead for longer than retention.dead'
     from discarded
+), listed as (  -- as by discard
+    update gateway.effects e set status = 'unknown', unknown_at = now()
+    from discarded d
+    where e.delivery_id = d.id and e.status = 'begun' and e.made_by is null
 )
 select count(*) from discarded;
 

@@ -96,7 +96,7 @@ def _unknown_effects(status: StatusReport) -> Iterator[Found]:
         choose = f"--handler {handler['handler']}"
         found.append(
             _problem(
-                f"{_of(handler)} completed without knowing the outcome of {effects}",
+                f"{_of(handler)} does not know the outcome of {effects}",
                 f"`gateway effects {choose}` lists them, with how their calls ended\n"
                 "`gateway effects confirm ID` counts one as done, if the service that was called"
                 " has it in its log\n"
