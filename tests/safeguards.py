@@ -975,6 +975,14 @@ SAFEGUARDS: Final = (
         "test_a_retry_whose_delivery_is_discarded_is_listed_again",
     ),
     Safeguard(
+        "a confirmed effect of a dead letter is not made by its replay",
+        "gateway/ledger/sql/effects.sql",
+        "where d.id = e.delivery_id) = 'dead'))",
+        "where d.id = e.delivery_id) = ''))",
+        "tests/integration/test_effects.py::"
+        "test_a_confirmed_effect_of_a_dead_letter_is_not_made_by_its_replay",
+    ),
+    Safeguard(
         "a call that may have been done is listed when its delivery is discarded",
         "gateway/ledger/sql/orders.sql",
         "d.id and e.status = 'begun' and e.made_by is null\n",

@@ -283,7 +283,7 @@ async def retry_effects(
     Returns their names, and the deliveries that may run now. Raises TransitionRefused if that is
     impossible.
     """
-    names = await _find_unknown(ledger, delivery_id, name, is_ordered_too=False)
+    names = await _find_unknown(ledger, delivery_id, name, is_open_too=False)
     ids = [delivery_id] * len(names)
     rows = await ledger.fetch(QUERIES["retry_effects"], ids, names, actor, reason, None)
     moved = [row for row in rows if row["id"] is not None]
@@ -304,18 +304,19 @@ async def confirm_effects(
 ) -> list[str]:
     """Count the effects with an unknown outcome of a delivery, or one of them, as done.
 
-    This includes those with an ordered retry that no run has begun. Returns their names.
+    This includes those with an ordered retry that no run has begun, and those of a dead letter.
+    Returns their names.
     """
-    names = await _find_unknown(ledger, delivery_id, name, is_ordered_too=True)
+    names = await _find_unknown(ledger, delivery_id, name, is_open_too=True)
     ids = [delivery_id] * len(names)
     await ledger.fetch(QUERIES["confirm_effects"], ids, names, actor, reason, None)
     return names
 
 
 async def _find_unknown(
-    ledger: Executor, delivery_id: int, name: str | None, *, is_ordered_too: bool
+    ledger: Executor, delivery_id: int, name: str | None, *, is_open_too: bool
 ) -> list[str]:
-    rows = await ledger.fetch(QUERIES["find_unknown_effects"], delivery_id, name, is_ordered_too)
+    rows = await ledger.fetch(QUERIES["find_unknown_effects"], delivery_id, name, is_open_too)
     if rows:
         return [row["name"] for row in rows]
     if await ledger.fetchrow(QUERIES["find_delivery"], delivery_id) is None:

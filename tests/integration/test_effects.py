@@ -233,6 +233,23 @@ async def test_a_confirmed_effect_is_done_and_its_call_is_not_made(
     )  # fmt: skip
 
 
+async def test_a_confirmed_effect_of_a_dead_letter_is_not_made_by_its_replay(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim_all(database_url, [make_claim("evt_1")])
+    async with receiving(answer(500)) as mail, clerk(database_url) as ann:
+        handler = subscribe(mailing(mail, unknown="retry"), retry=ONE_TRY)
+        async with working(database_url, handler):
+            await until(lambda: _is_dead(ledger))
+        id = await ledger.value("select id from gateway.deliveries")
+        await confirm_effects(ann.connection, id, "receipt", actor="ann", reason="in their log")
+        await ledger.replay(id)
+        async with working(database_url, handler):
+            await until(lambda: _is_done(ledger))
+        assert len(mail.requests) == 1
+    assert await ledger.value("select effect from gateway.audit where action = 'confirm effect'")
+
+
 async def test_a_retry_makes_only_the_unknown_effect_again(
     database_url: str, ledger: Reader
 ) -> None:

@@ -367,13 +367,15 @@ order by r.id;
 
 -- name: confirm_effects
 -- A person knows that these calls were done, or does not want them: they count as done, without a result. So do those of which
--- a retry is ordered and not begun. With audit rows (primary key).
+-- a retry is ordered and not begun, and those of a dead letter. With audit rows (primary key).
 with confirmed as (
     update gateway.effects e
     set status = 'done', finished_at = now(), unknown_at = null
     from unnest($1::bigint[], $2::text[]) as i (delivery_id, name)
     where e.delivery_id = i.delivery_id and e.name = i.name
-      and (e.status = 'unknown' or e.status = 'begun' and e.unknown_at is not null)
+      and (e.status = 'unknown' or e.status = 'begun' and e.made_by is null and (
+           e.unknown_at is not null
+           or (select d.status from gateway.deliveries d where d.id = e.delivery_id) = 'dead'))
     returning e.delivery_id, e.name
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason, order_id)
@@ -389,8 +391,10 @@ order by d.id;
 
 -- name: find_unknown_effects
 -- The effects of unknown outcome of one delivery, or those of a name, with or without its key; with $3 also those of which a
--- retry is ordered and not begun (primary key).
+-- retry is ordered and not begun, and those of a dead letter (primary keys).
 select name from gateway.effects
-where delivery_id = $1 and (status = 'unknown' or $3 and status = 'begun' and unknown_at is not null)
+where delivery_id = $1
+  and (status = 'unknown' or $3 and status = 'begun' and made_by is null and (
+       unknown_at is not null or (select d.status from gateway.deliveries d where d.id = $1) = 'dead'))
   and ($2::text is null or $2 in (name, left(name, -length(' per ' || key))))
 order by name;
