@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from gateway.dev.embedded import Postgres, Redis
+from tests.support import needs
 from tests.support.ports import free_port
 from tests.support.processes import Project
 from tests.support.waiting import PATIENCE_S
@@ -67,7 +68,7 @@ def newcomer(tmp_path: Path) -> Iterator[Project]:
     Redis(tmp_path / DATA / "redis").remove()
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
+@needs.unless(Path("/proc/self/cmdline").exists(), "/proc")
 async def test_other_accounts_can_read_neither_the_files_nor_the_command_lines_of_up(
     newcomer: Project,
 ) -> None:

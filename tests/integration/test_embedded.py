@@ -30,8 +30,8 @@ from tests.support.needs import lacks
 from tests.support.waiting import until
 
 ROOT = os.geteuid() == 0
-as_root = pytest.mark.skipif(not ROOT, reason="only root needs another account for the engines")
-with_proc = pytest.mark.skipif(not process.PROC.is_dir(), reason="reads /proc")
+as_root = needs.unless(ROOT, "root, which alone runs the engines under another account")
+with_proc = needs.unless(process.PROC.is_dir(), "/proc")
 
 Make = Callable[..., Any]
 Leave = Callable[[Engine], int]

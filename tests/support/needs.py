@@ -29,6 +29,12 @@ def lacks(what: str) -> NoReturn:
     pytest.skip(f"{NEEDS}{what}")
 
 
+def unless(available: bool, what: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test on a machine without `what`. In CI the test runs, and fails."""
+    skips = not available and not os.environ.get("CI")
+    return pytest.mark.skipif(skips, reason=f"{NEEDS}{what}")
+
+
 def summarize(reasons: Iterable[str]) -> list[str]:
     """Return the lines for the end of a run: one per reason, and one for all missing programs."""
     counted = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
