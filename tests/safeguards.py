@@ -2521,6 +2521,13 @@ SAFEGUARDS: Final = (
         "test_a_handler_that_connects_fails_its_test_with_its_line_and_what_to_do",
     ),
     Safeguard(
+        "a rehearsal runs a handler again by a later clock",
+        "gateway/testing/rehearse/stage.py",
+        "with later_clock(self._root):",
+        "if self._root:",
+        "tests/integration/test_rehearse_review.py::test_a_key_that_is_made_of_the_clock_is_found",
+    ),
+    Safeguard(
         "a rehearsal from which something may have got out does not pass",
         "gateway/cli/rehearsed.py",
         "fine and not report.unguarded for",

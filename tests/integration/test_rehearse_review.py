@@ -22,7 +22,7 @@ from gateway.config.project import load_project
 from gateway.config.settings import Settings
 from gateway.dev.embedded import Postgres
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
-from gateway.testing.rehearse.findings import Fault
+from gateway.testing.rehearse.findings import CLOCK_ADVICE, Fault
 from gateway.testing.rehearse.guard import guarding_imports
 from gateway.testing.rehearse.made_up import MadeUp, wanted_rows
 from gateway.testing.rehearse.tables import Table
@@ -38,12 +38,16 @@ routes:
     provider: stripe
     secrets: [env:STRIPE_WEBHOOK_SECRET]
     handlers: [reviewed.handlers]
+  jobs:
+    provider: publish
 """
 SCHEMA: Final = """
 create table accounts (id int primary key, balance int not null);
 create table customers (id text primary key, account int not null);
 create table balances (customer text primary key, amount int not null);
 create table log (id text, amount int);
+create table days (id text, day date, amount int, primary key (id, day));
+create table reminders (customer text primary key, sent timestamptz not null);
 create table states (id text primary key, changed_at timestamptz not null default now());
 """
 HEAD: Final = """
@@ -438,3 +442,85 @@ def test_databases_of_killed_processes_are_dropped_and_others_kept(postgres: Pos
     finally:
         dropping = [f'drop database if exists "{name}"' for name in (old, young, foreign)]
         asyncio.run(run_sql(postgres.url, *dropping))
+
+
+CLOCKS: Final = """
+import datetime as dt
+from datetime import UTC, date, datetime
+from gateway import Context
+
+BANK = "https://bank.example/payouts"
+
+async def pay(ctx, key):
+    answer = await ctx.http.post(BANK, json={"n": 1}, headers={"Idempotency-Key": key})
+    answer.raise_for_status()
+
+@handler(PAID)
+async def key_of_the_minute(event, ctx):
+    await pay(ctx, f"{object_of(event)['id']}-{datetime.now(UTC):%Y%m%d%H%M}")
+
+@handler(PAID)
+async def key_of_the_hour(event, ctx):
+    await pay(ctx, f"{object_of(event)['id']}-{int(time.time() // 3600)}")
+
+@handler(PAID)
+async def key_of_the_month(event, ctx):
+    await pay(ctx, f"{object_of(event)['id']}-{dt.date.today():%Y-%m}")
+
+@handler(PAID)
+async def once_per_day(event, ctx):
+    await ctx.once("mail", post, ctx, per=(object_of(event)["id"], date.today().isoformat()))
+
+@handler(PAID)
+async def job_of_the_day(event, ctx):
+    id = object_of(event)["id"]
+    await ctx.publish("jobs", {"id": id}, key=f"{date.today()}-{id}")
+
+@handler(PAID)
+async def row_of_the_day(event, ctx):
+    await ctx.upsert(
+        "days", key={"id": object_of(event)["id"], "day": date.today()}, values={"amount": 1}
+    )
+
+@handler(PAID)
+async def key_of_the_event(event, ctx):
+    started = time.time()
+    await pay(ctx, f"{object_of(event)['id']}-{event.occurred_at:%Y%m%d%H%M}")
+    ctx.log.info("paid", seconds=time.time() - started)
+
+@handler(PAID)
+async def too_old_by_then(event, ctx):
+    if datetime.now(UTC) - event.occurred_at < dt.timedelta(days=30):
+        await pay(ctx, f"{object_of(event)['id']}-{datetime.now(UTC):%Y%m%d}")
+
+@handler(PAID)
+async def once_a_week(event, ctx):
+    customer = object_of(event)["customer"]
+    await ctx.db.execute("select pg_advisory_xact_lock(hashtext($1))", customer)
+    last = await ctx.db.fetchval("select sent from reminders where customer = $1", customer)
+    now = datetime.now(UTC)
+    if last is None or isinstance(last, datetime) and last < now - dt.timedelta(days=7):
+        await ctx.upsert("reminders", key={"customer": customer}, values={"sent": now})
+"""
+
+
+def test_a_key_that_is_made_of_the_clock_is_found(reviewed: Rehearse) -> None:
+    reports = reviewed(CLOCKS)
+    found = {
+        name: [f for f in report.findings if f.schedule.endswith("the second time 100 days later")]
+        for name, report in reports.items()
+    }
+    assert {name: len(findings) for name, findings in found.items()} == {
+        "key_of_the_minute": 1,
+        "key_of_the_hour": 1,
+        "key_of_the_month": 1,
+        "once_per_day": 1,
+        "job_of_the_day": 1,
+        "row_of_the_day": 1,
+        "key_of_the_event": 0,
+        "too_old_by_then": 0,
+        "once_a_week": 0,
+    }
+    assert {f.advice for findings in found.values() for f in findings} == {CLOCK_ADVICE}
+    assert reports["key_of_the_event"].verdict is Verdict.SAFE
+    assert reports["once_a_week"].verdict is Verdict.SAFE

@@ -86,6 +86,10 @@ UNCHECKED_ADVICE: Final = (
 OTHER_KEY_ADVICE: Final = (
     "its idempotency key is another in every run: use ctx.idempotency_key(), which is the same"
 )
+CLOCK_ADVICE: Final = (
+    "the key is made of the clock, so that a later run has another one: take the time from the "
+    "event (event.occurred_at), or use ctx.idempotency_key()"
+)
 OWN_RETRY_ADVICE: Final = (
     "the first call may have been received although no answer came: leave the retry to the "
     "gateway, and send ctx.idempotency_key() as Idempotency-Key"

@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.testing.rehearse.findings import (
     BOTH_SEND_ADVICE,
+    CLOCK_ADVICE,
     COMPENSATED,
     NOT_DONE_ADVICE,
     ONE_FACT_ADVICE,
@@ -26,7 +27,16 @@ from gateway.testing.rehearse.findings import (
 from gateway.testing.rehearse.pairs import Pair
 from gateway.testing.rehearse.schedules import Trial
 from gateway.testing.rehearse.stage import End, EndedRun
-from gateway.testing.rehearse.tables import JOBS, Change, Difference, Masks, Table, compare, masked
+from gateway.testing.rehearse.tables import (
+    JOBS,
+    Change,
+    Difference,
+    Masks,
+    Table,
+    compare,
+    learn,
+    masked,
+)
 from gateway.testing.rehearse.trace import ExternalCall, RehearsedRun, Step
 
 Grouping = Callable[[ExternalCall], str]
@@ -102,6 +112,43 @@ class Judge:
                     )
                 )
         self._weigh_calls(standard, trial, situation)
+
+    def weigh_later(
+        self,
+        tables: Sequence[Table],
+        standard: ReferenceRun,
+        later: Trial,
+        trial: Trial,
+        event: str,
+    ) -> None:
+        """Add what a run does again at a later time, because the key is made of the clock.
+
+        `later` is a single run at that time. Without a key that changes, another result may be
+        intended: a reminder that is due again.
+        """
+        situation = Situation(schedule=trial.words, event=event, root=self.root)
+        timed = learn(tables, standard.trial.state, later.state)
+        keys = {table.label: table.key for table in tables} | {JOBS: ("event_id",)}
+        for found in compare(tables, standard.trial.state, trial.state, standard.masks):
+            name = found.table
+            changing = timed[name] - standard.masks.get(name, frozenset())
+            has_more = len(trial.state[name]) > len(standard.trial.state[name])
+            if has_more and not changing.isdisjoint(keys[name]):
+                finding = of_table(situation, Fault.ADDED, found, list(_steps(trial)))
+                self.add(replace(finding, advice=CLOCK_ADVICE))
+        expected = _grouped(_calls(standard.trial), by_place)
+        for place, calls in _grouped(_calls(trial), by_place).items():
+            before = {_identity(call) for call in expected.get(place, [])}
+            now = {_identity(call) for call in calls}
+            if None not in now and len(now) > len(before) > 0:
+                finding = of_calls(situation, calls, len(before), advice=CLOCK_ADVICE)
+                if not self._has_found_call(finding.place):
+                    self.add(finding)
+
+    def _has_found_call(self, place: str | None) -> bool:
+        """Return whether there is a finding on a call that this line repeats."""
+        found = self.findings.values()
+        return any(one.fault is Fault.CALLED and one.place == place for one in found)
 
     def weigh_overlap(
         self, tables: Sequence[Table], serial: Sequence[ReferenceRun], trial: Trial, event: str
@@ -302,6 +349,13 @@ def by_text(call: ExternalCall) -> str:
 def by_place(call: ExternalCall) -> str:
     """Group calls by their line, if their text differs in every run."""
     return call.place or call.text.partition(" ")[0]
+
+
+def _identity(call: ExternalCall) -> str | None:
+    """Return by what the callee, or else `ctx.once`, recognises a repeat of the call."""
+    if call.key is not None or call.once is None:
+        return call.key
+    return call.once.per
 
 
 def _calls(trial: Trial) -> Iterator[ExternalCall]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gateway.base.errors import Retry
 from gateway.config.registry import Subscription
+from gateway.testing.rehearse.clock import LATER
 from gateway.testing.rehearse.events import RehearsedEvent
 from gateway.testing.rehearse.made_up import MadeUp
 from gateway.testing.rehearse.pairs import Pair, Relation
@@ -71,6 +72,20 @@ class Schedules:
         first = await self._stage.perform(delivered)
         second = await self._stage.perform(delivered)
         return await self._trial("run twice in a row", [first, second], [second])
+
+    async def once_later(self, occasion: RehearsedEvent) -> Trial:
+        """Run the handler once, by a clock that has advanced: the reference for a later replay."""
+        delivered = await self._deliver(occasion)
+        performance = await self._stage.perform_later(delivered)
+        return await self._trial("run once", [performance], [performance])
+
+    async def again_later(self, occasion: RehearsedEvent) -> Trial:
+        """Run the handler twice, as after a retry in the next minute or a replay months later."""
+        delivered = await self._deliver(occasion)
+        first = await self._stage.perform(delivered)
+        second = await self._stage.perform_later(delivered)
+        words = f"run twice in a row, the second time {LATER.days} days later"
+        return await self._trial(words, [first, second], [second])
 
     async def killed(
         self, occasion: RehearsedEvent, step: Step, number: int, *, is_after: bool

@@ -21,6 +21,7 @@ from gateway.config.registry import Subscription
 from gateway.ledger.connection import CONTENDED
 from gateway.ledger.encryption import OPEN
 from gateway.testing.rehearse.answers import Answers, GivenAnswer
+from gateway.testing.rehearse.clock import later_clock
 from gateway.testing.rehearse.context import WatchedContext
 from gateway.testing.rehearse.database import LONGEST_S, RehearsalDatabase, build_scene
 from gateway.testing.rehearse.events import AGE, RehearsedEvent
@@ -200,6 +201,11 @@ class RehearsalStage:
         else:
             await transaction_of(context).close()
         return _ended(run, raised, is_late=is_late)
+
+    async def perform_later(self, delivered: RehearsedDelivery) -> EndedRun:
+        """Run the body once, by a clock that has advanced."""
+        with later_clock(self._root):
+            return await self.perform(delivered)
 
     async def state(self) -> State:
         """Return the current contents of the user's tables."""
