@@ -30,7 +30,7 @@ def lacks(what: str) -> NoReturn:
 
 
 def unless(available: bool, what: str) -> pytest.MarkDecorator:
-    """Return a mark that skips a test on a machine without `what`. In CI the test runs, and fails."""
+    """Return a mark that skips a test on a machine without `what`; in CI it runs, and fails."""
     skips = not available and not os.environ.get("CI")
     return pytest.mark.skipif(skips, reason=f"{NEEDS}{what}")
 
