@@ -20,7 +20,8 @@ from gateway.cli.output import complain, console
 from gateway.config.project import Project, load_project, redis_url
 from gateway.config.routes import Route
 from gateway.config.settings import load_settings
-from gateway.dev.up import Reload, Started, run_up
+from gateway.dev.reloading import Reload
+from gateway.dev.up import Started, run_up
 from gateway.ledger.connection import describe
 from gateway.processes.serve import serve as run_server
 from gateway.processes.systemd import Notifier

@@ -11,7 +11,7 @@ from gateway.base.errors import CommandFailed
 from gateway.cli.output import console, printable
 from gateway.config.development import read_up
 from gateway.config.settings import Settings, discover, load_settings
-from gateway.dev.scaffold.known_types import doubt
+from gateway.dev.known_types import doubt
 from gateway.operations.send import Sender, Sent, make_sender
 
 SHOWN = 10

@@ -23,7 +23,7 @@ from gateway.config.routes import (
     valid_references,
 )
 from gateway.config.settings import discover, load_settings
-from gateway.dev.scaffold.known_types import find_doubtful
+from gateway.dev.known_types import find_doubtful
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version, read_schema
 from gateway.ledger.migrate import migrate as apply_migrations

@@ -11,8 +11,8 @@ import typer
 from gateway.cli.output import console
 from gateway.config.development import development_secrets
 from gateway.config.settings import load_settings
-from gateway.dev.scaffold.handler import HandlerRequest, write_handler
-from gateway.dev.scaffold.project import STARTERS, write_project
+from gateway.dev.new_handler import HandlerRequest, write_handler
+from gateway.dev.new_project import STARTERS, write_project
 from gateway.providers import PROVIDERS
 
 

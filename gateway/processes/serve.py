@@ -65,7 +65,7 @@ from gateway.receive.spooled import SpooledDuplicates
 from gateway.receive.unknown_paths import UnknownPaths
 from gateway.receive.webhook_endpoint import Endpoint
 from gateway.telemetry.logs import show_names
-from gateway.telemetry.traces.opening import open_traces
+from gateway.telemetry.traces import open_traces
 from gateway.worker.sweeper import MISSED_ROUNDS
 
 KEEP_ALIVE_S: Final = 75

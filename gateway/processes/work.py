@@ -51,7 +51,7 @@ from gateway.operations.reconcile.schedule import Schedule
 from gateway.processes.probes import Port, Probes
 from gateway.receive.guard import TokenGuard, metrics_guard
 from gateway.telemetry.logs import show_names
-from gateway.telemetry.traces.opening import open_traces
+from gateway.telemetry.traces import open_traces
 from gateway.worker.forward import Forwarder
 from gateway.worker.intake import Intake
 from gateway.worker.isolated import IsolatedWorker

@@ -36,7 +36,7 @@ from gateway.receive.keyring import Keyring
 from gateway.receive.route_endpoint import ReceiveContext, RouteEndpoint
 
 if TYPE_CHECKING:
-    from gateway.telemetry.traces.spans import Traces
+    from gateway.telemetry.spans import Traces
 
 PREFIX: Final = "/v1/"
 QUEUES: Final = "/v1/queues/"

@@ -39,7 +39,7 @@ from gateway.receive.answers import Answer
 from gateway.receive.metrics import Metrics, Outcomes
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
-    from gateway.telemetry.traces.spans import Traces
+    from gateway.telemetry.spans import Traces
 
 COMPLAINTS_PER_SECOND: Final = 20
 FLOODS_PER_SECOND: Final = 1

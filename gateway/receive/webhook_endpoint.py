@@ -36,7 +36,7 @@ from gateway.receive.spool.spool import Spool
 from gateway.receive.turned_away import UnexaminedRequest, measure
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
-    from gateway.telemetry.traces.spans import Traces
+    from gateway.telemetry.spans import Traces
 
 THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and parsed in a thread, so that they do not block other requests."""

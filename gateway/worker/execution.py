@@ -41,7 +41,7 @@ from gateway.worker.publish import AtIt, DoneBefore, OncePer
 from gateway.worker.transaction import DeliveryTransaction
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
-    from gateway.telemetry.traces.spans import Traces
+    from gateway.telemetry.spans import Traces
 
 STOP_S: Final = 5.0
 """How long a cancelled handler may take to end before its connection is closed."""

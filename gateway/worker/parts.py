@@ -17,7 +17,7 @@ from gateway.ledger.statistics import MinuteStats
 from gateway.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
-    from gateway.telemetry.traces.spans import Traces
+    from gateway.telemetry.spans import Traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from gateway.base.model import Lease, Outcome
 from gateway.config.registry import Subscription
 from gateway.ledger.deliveries import Settlement
 from gateway.ledger.sessions import Sessions
-from gateway.telemetry.traces.spans import HEADER, Calling, Traces, Value, fail
+from gateway.telemetry.spans import HEADER, Calling, Traces, Value, fail
 from gateway.worker.transaction import DeliveryTransaction
 
 TEXT_CHARS: Final = 1_000

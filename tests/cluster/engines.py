@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.dev.embedded import Postgres, Redis, process
-from gateway.dev.embedded.engine import Engine
-from gateway.dev.embedded.postgres import PORT, USER
+from gateway.dev.embedded.engines import PORT, USER, Engine
 from tests.cluster.network import Host
 
 REDIS_PORT: Final = 6379

@@ -7,7 +7,7 @@ from typing import Final
 
 import asyncpg
 
-from gateway.dev.embedded.postgres import DATABASE, PORT, USER
+from gateway.dev.embedded.engines import DATABASE, PORT, USER
 from gateway.ledger.connection import Connection
 from tests.cluster.engines import Node
 from tests.support.waiting import until

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from gateway.dev.embedded.postgres import PORT
+from gateway.dev.embedded.engines import PORT
 from gateway.ledger.connection import Connection
 from tests.cluster.engines import REDIS_PORT, Node, PlacedRedis
 from tests.cluster.network import Namespaces, Network, Processes

@@ -27,7 +27,7 @@ def images_in(text: str) -> Iterator[str]:
 def images() -> dict[str, set[str]]:
     """Return the images of others, by the file that names them."""
     files = [path for path in DEPLOY.rglob("*") if path.suffix in {".yaml", ".yml"}]
-    files.append(PROJECT / "gateway/dev/scaffold/templates/compose.yaml.tmpl")
+    files.append(PROJECT / "gateway/dev/templates/compose.yaml.tmpl")
     named = {str(path.relative_to(PROJECT)): set(images_in(path.read_text())) for path in files}
     named["deploy/Dockerfile"] = {BASE_IMAGE}
     return {file: found - {OURS} for file, found in named.items() if found - {OURS}}

@@ -23,7 +23,7 @@ import redis
 from gateway.base.errors import EngineFailed
 from gateway.dev.embedded import BinaryPaths, Postgres, Redis, process
 from gateway.dev.embedded.binaries import find_postgres, find_redis
-from gateway.dev.embedded.engine import Engine
+from gateway.dev.embedded.engines import Engine
 from gateway.dev.embedded.home import NAMES
 from tests.support import needs
 from tests.support.needs import lacks
@@ -330,7 +330,7 @@ def test_a_redis_that_cannot_start_says_why(make: Make) -> None:
 def test_a_start_that_takes_too_long_is_given_up(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.dev.embedded.engine.START_TIMEOUT_S", 0)
+    monkeypatch.setattr("gateway.dev.embedded.engines.START_TIMEOUT_S", 0)
     monkeypatch.setattr(Redis, "_ready", lambda _: False)  # it may be, by the first look
     engine = make(Redis)
     with pytest.raises(EngineFailed, match="did not start"):
@@ -455,7 +455,7 @@ def test_an_orphan_is_found_without_its_socket(make: Make, leave_orphan: Leave) 
 def test_an_orphan_that_does_not_answer_is_killed(
     make: Make, leave_orphan: Leave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.dev.embedded.engine.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.dev.embedded.engines.STOP_TIMEOUT_S", 0.2)
     engine = make(Redis)
     orphan = leave_orphan(engine)
     os.kill(orphan, signal.SIGSTOP)

@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 
 from gateway.config.routes import load_config
-from gateway.dev.scaffold.project import plan_project
+from gateway.dev.new_project import plan_project
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version, migrate
 from tests.support.databases import run_sql

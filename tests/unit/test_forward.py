@@ -16,7 +16,7 @@ from gateway.base.errors import ConfigInvalid, Defer, PushFailed, Reject
 from gateway.base.model import Backoff, Event, Rate, RetryPolicy
 from gateway.config.registry import load_registry
 from gateway.config.routes import Config, check_destinations, json_schema, load_config
-from gateway.dev.scaffold.project import add_module
+from gateway.dev.new_project import add_module
 from gateway.http.outbound import Destination, OutboundResponse
 from gateway.providers.standard_webhooks import parse_key
 from gateway.worker.answer import judge

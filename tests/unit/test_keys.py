@@ -10,7 +10,7 @@ from gateway.base.errors import ConfigInvalid
 from gateway.config.development import read_secrets
 from gateway.config.routes import Config, check_keys, find_open_queues, load_config
 from gateway.config.settings import Settings
-from gateway.dev.up.secrets import make_up_secrets
+from gateway.dev.up import make_up_secrets
 
 KEY = base64.b64encode(hashlib.sha256(b"one").digest()).decode()
 OTHER = hashlib.sha256(b"other").hexdigest()

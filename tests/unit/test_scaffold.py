@@ -14,12 +14,11 @@ from gateway.base.errors import CommandFailed
 from gateway.cli import app
 from gateway.config.routes import load_config
 from gateway.config.settings import VARIABLES
-from gateway.dev.scaffold.known_types import check_known, suggest
-from gateway.dev.scaffold.modules import add_function
-from gateway.dev.scaffold.project import STARTERS, add_module, add_schema, plan_project
-from gateway.dev.scaffold.render import written
-from gateway.dev.scaffold.subject import read_subject
-from gateway.dev.scaffold.tables import choose_table
+from gateway.dev.known_types import check_known, suggest
+from gateway.dev.modules import add_function
+from gateway.dev.new_project import STARTERS, add_module, add_schema, plan_project
+from gateway.dev.render import written
+from gateway.dev.sample_row import choose_table, read_subject
 from gateway.providers.samples import sample_types
 
 

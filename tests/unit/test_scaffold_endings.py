@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dev.scaffold.modules import add_function
+from gateway.dev.modules import add_function
 
 IMPORTS = {"datetime": ["UTC", "datetime"], "gateway": ["Context", "Event", "handler"]}
 FUNCTION = "def added() -> None:\n    ...\n"

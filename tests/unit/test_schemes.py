@@ -15,7 +15,7 @@ from gateway.base.errors import BadPayload, BadSignature, ConfigInvalid, Request
 from gateway.base.model import ReplayPolicy, read_payload
 from gateway.config.routes import load_config
 from gateway.config.routes.scheme import find_provider
-from gateway.dev.scaffold.known_types import check_known
+from gateway.dev.known_types import check_known
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.provider import Integrity
 from gateway.providers.samples import make_sample, receive_alone

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.base.errors import CommandFailed
-from gateway.dev.scaffold.modules import LONGEST_LINE, import_text
-from gateway.dev.scaffold.subject import SampleSubject, SubjectColumn
-from gateway.dev.scaffold.tables import NewTable
+from gateway.dev.modules import LONGEST_LINE, import_text
+from gateway.dev.sample_row import NewTable, SampleSubject, SubjectColumn
 
 GAP: Final = re.compile(r"\{\{([a-z_]+)\}\}")
 

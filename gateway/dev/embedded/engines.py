@@ -1,5 +1,7 @@
-"""Base class of both engines: supervision, a clean start after any kind of end, four stop modes."""
+"""The embedded engines: started cleanly after any kind of end, supervised, with four stop modes."""
 
+import os
+import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,15 +10,32 @@ from functools import cached_property
 from pathlib import Path
 from signal import Signals
 from typing import Self
+from urllib.parse import quote
 
 from gateway.base.errors import EngineFailed
 from gateway.dev.embedded import process
-from gateway.dev.embedded.binaries import Binaries, BinaryPaths
+from gateway.dev.embedded.binaries import Binaries, BinaryPaths, find_postgres, find_redis
 from gateway.dev.embedded.home import EngineHome, HomeLock, settle
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
 LOG_LINES_SHOWN = 6
+
+PORT = 5432
+USER = "gateway"
+DATABASE = "gateway"
+MAINTENANCE_DATABASE = "postgres"
+SOCKET = f".s.PGSQL.{PORT}"
+
+OPTIONS: Mapping[str, str] = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "synchronous_commit": "on",
+}
 
 
 class Engine(ABC):
@@ -196,3 +215,144 @@ class Engine(ABC):
 
 def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+class Postgres(Engine):
+    name = "Postgres"
+    signals: Mapping[str, Signals] = {
+        "smart": Signals.SIGTERM,
+        "fast": Signals.SIGINT,
+        "immediate": Signals.SIGQUIT,
+    }
+
+    @property
+    def url(self) -> str:
+        # Name the port explicitly, because asyncpg would otherwise use PGPORT.
+        return f"postgresql://{USER}@/{DATABASE}?host={quote(str(self._home.sockets))}&port={PORT}"
+
+    @property
+    def _data(self) -> Path:
+        return self.home / "data"
+
+    @property
+    def _pidfile(self) -> Path:
+        return self._data / "postmaster.pid"
+
+    @property
+    def _socket(self) -> Path:
+        return self._home.sockets / SOCKET
+
+    @property
+    def _proof(self) -> str:
+        return f"/postgres -D {self._data} -c port={PORT} "
+
+    @cached_property
+    def _binaries(self) -> Binaries:
+        account, version = self._home.account, self._data / "PG_VERSION"
+        major = int(version.read_text().split(".")[0]) if version.exists() else None
+        return find_postgres(self._places, account, source=self._source, major=major)
+
+    def _command(self) -> list[str]:
+        secure = "on" if self._durable else "off"
+        options = {
+            "port": str(PORT),
+            "unix_socket_directories": str(self._home.sockets),
+            **OPTIONS,
+            "fsync": secure,
+            "full_page_writes": secure,
+        }
+        settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        return [str(self._binaries.server), "-D", str(self._data), *settings]
+
+    def _prepare(self) -> None:
+        # A busy backend outlives a killed postmaster, and holds the shared memory until it ends.
+        process.kill_all(process.inside(self._data, "postgres"))
+        for stale in (self._socket, self._socket.with_name(f"{SOCKET}.lock")):
+            stale.unlink(missing_ok=True)
+        if not self._data.exists():
+            self._create()
+
+    def _create(self) -> None:
+        """Run initdb in a draft directory and rename it, so that an interrupted run
+        leaves no half database.
+        """
+        draft = self.home / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        command = [str(self._binaries.directory / "initdb"), "-D", str(draft), "-U", USER]
+        command += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
+        command += [] if self._durable else ["--no-sync"]
+        with self._spawn(command) as initdb:
+            if initdb.wait() != 0:
+                raise self._failure("could not create its data directory")
+        draft.rename(self._data)
+        if self._durable:
+            _sync(self.home)
+
+    def _ready(self) -> bool:
+        refusal = process.query(self._socket, user=USER, database=DATABASE)
+        if refusal == process.DATABASE_MISSING:
+            create = f"CREATE DATABASE {DATABASE}"
+            refusal = process.query(
+                self._socket, user=USER, database=MAINTENANCE_DATABASE, sql=create
+            )
+        return refusal is None
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Redis(Engine):
+    name = "Redis"
+    signals: Mapping[str, Signals] = {
+        "smart": Signals.SIGTERM,
+        "fast": Signals.SIGTERM,
+        "immediate": Signals.SIGKILL,
+    }
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}?db=0"
+
+    @property
+    def _pidfile(self) -> Path:
+        return self.home / "redis.pid"
+
+    @property
+    def _socket(self) -> Path:
+        return self._home.sockets / "redis.sock"
+
+    @property
+    def _proof(self) -> str:
+        return f"-server --dir {self.home} --port 0 "
+
+    @cached_property
+    def _binaries(self) -> Binaries:
+        return find_redis(self._places, self._home.account, source=self._source)
+
+    def _command(self) -> list[str]:
+        options = {
+            "dir": str(self.home),
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "pidfile": str(self._pidfile),
+            "set-proc-title": "no",
+            "save": "",
+            "appendonly": "yes" if self._durable else "no",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+        }
+        settings = [part for name, value in options.items() for part in (f"--{name}", value)]
+        return [str(self._binaries.server), *settings]
+
+    def _prepare(self) -> None:
+        # A server that still listens on the old socket would be mistaken for the new one.
+        self._socket.unlink(missing_ok=True)
+
+    def _ready(self) -> bool:
+        return process.ping(self._socket)

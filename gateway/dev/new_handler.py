@@ -17,12 +17,11 @@ from gateway.base.errors import CommandFailed, ConfigInvalid
 from gateway.base.model import read_payload
 from gateway.config.registry import load_registry
 from gateway.config.routes import Config, Route, load_config
-from gateway.dev.scaffold.known_types import check_known
-from gateway.dev.scaffold.modules import add_function, names_of
-from gateway.dev.scaffold.project import add_module, add_schema
-from gateway.dev.scaffold.render import HandlerDraft, read_if_there, written
-from gateway.dev.scaffold.subject import read_subject
-from gateway.dev.scaffold.tables import choose_table
+from gateway.dev.known_types import check_known
+from gateway.dev.modules import add_function, names_of
+from gateway.dev.new_project import add_module, add_schema
+from gateway.dev.render import HandlerDraft, read_if_there, written
+from gateway.dev.sample_row import choose_table, read_subject
 from gateway.providers.samples import (
     check_type,
     load_recorded,

@@ -20,8 +20,7 @@ from watchfiles import Change, awatch
 
 from gateway.base.errors import CommandFailed, GatewayError
 from gateway.config.routes import Config, load_config
-from gateway.dev.up.child import unless
-from gateway.dev.up.reports import Reload
+from gateway.dev.child import unless
 from gateway.ledger.connection import TROUBLE, describe
 
 QUIET_MS: Final = 100
@@ -113,6 +112,16 @@ TakeOver = Callable[[Config, bool], Awaitable[None]]
 """Makes a checked configuration the running one. The flag says whether to
 apply the schema files.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """Result of a reload after files were saved."""
+
+    files: tuple[str, ...]
+    took_s: float
+    problems: tuple[str, ...] = ()
+    """Problems of the new configuration. If there are any, the previous one still runs."""
 
 
 class DevReloader:

@@ -1,11 +1,17 @@
-"""Supervise the child processes and engines of a running `up`."""
+"""`gateway up`: start the engines, migrate, and supervise `serve` and `worker` until a signal."""
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 import httpx
@@ -13,24 +19,179 @@ import structlog
 
 from gateway.base.errors import CommandFailed, EngineFailed
 from gateway.base.hangup import Hangup
-from gateway.config.development import RunningUp, clear_up, write_up
-from gateway.config.project import database_url, redis_url
-from gateway.config.routes import Config
-from gateway.config.settings import load_settings
+from gateway.config.development import (
+    SECRETS_FILE,
+    RunningUp,
+    clear_up,
+    development_secrets,
+    read_up,
+    write_up,
+)
+from gateway.config.project import database_url, load_project, redis_url
+from gateway.config.routes import Config, load_config, valid_references
+from gateway.config.settings import Settings, load_settings
+from gateway.console.front import console_access
+from gateway.console.request import PREFIX
+from gateway.dev.child import READY_WITHIN_S, Child, unless
 from gateway.dev.embedded import Postgres, Redis
-from gateway.dev.up.child import READY_WITHIN_S, Child, unless
-from gateway.dev.up.reloading import DevReloader
-from gateway.dev.up.reports import Reload, Started
-from gateway.dev.up.secrets import make_up_secrets
+from gateway.dev.reloading import DevReloader, Reload
+from gateway.http.listening import listen
 from gateway.ledger.connection import connect
 from gateway.ledger.migrate import migrate, read_schema
 from gateway.ledger.names import prepare_routes
+from gateway.privacy.encryption import KEY_BYTES
+from gateway.providers.provider import make_secret
 
 LOOK_EVERY_S: Final = 0.1
 ENGINES_EVERY_S: Final = 1.0
 STOP_MARGIN_S: Final = 10.0
 
 log = structlog.get_logger("gateway.up")
+
+
+PRIVATE: Final = 0o600
+"""Any process that can open a lock file can hold the lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Everything is running."""
+
+    url: str
+    engines: tuple[str, ...]
+    made_up: tuple[str, ...]
+    """Secret references that could not be resolved and got a development secret."""
+    config: Config
+    reloads: bool
+    console_url: str | None
+    """None if the console is off: no token is set and the host is not a loopback address."""
+    console_tokens: tuple[str, ...]
+    """The variables with the tokens that the console accepts. Empty if the console is open."""
+
+
+def run_up(
+    environ: Mapping[str, str],
+    tell: Callable[[Started], None],
+    tell_reload: Callable[[Reload], None] | None = None,
+) -> None:
+    """Start everything, call `tell` when it runs, and block until a signal.
+
+    With `tell_reload`, also watch the project's files and report each reload.
+    """
+    hangup = Hangup()
+    hangup.listen()
+    settings = load_settings(environ)
+    config = load_config(settings.config)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_sigterm_unwinds())
+        stack.enter_context(_only_one(settings.data_dir))
+        listener = stack.enter_context(listen(settings.host, settings.port))
+        variables = dict(environ) | {"GATEWAY_PORT": str(listener.getsockname()[1])}
+        if tell_reload:
+            # Bytecode caches detect changes by file size and second, and miss two
+            # saves within one second.
+            variables["PYTHONDONTWRITEBYTECODE"] = "1"
+        made_up = make_up_secrets(settings, config, variables)
+        engines = _start_engines(settings, variables, stack)
+        settings = load_settings(variables)
+        load_project(settings, environ=variables, with_secrets=True, with_api_keys=True)
+        url = f"http://{settings.host}:{settings.port}"
+        started = Started(
+            url=url,
+            engines=tuple(engine.description for engine in engines),
+            made_up=made_up,
+            config=config,
+            reloads=tell_reload is not None,
+            console_url=None if console_access(settings).is_off else f"{url}{PREFIX}/",
+            console_tokens=tuple(_set_tokens(settings)),
+        )
+        supervisor = Supervisor(
+            variables, started, engines=engines, listener=listener, hangup=hangup
+        )
+        asyncio.run(supervisor.run(tell, tell_reload))
+
+
+def _set_tokens(settings: Settings) -> Iterator[str]:
+    if settings.admin_token is not None:
+        yield "GATEWAY_ADMIN_TOKEN"
+    if settings.read_token is not None:
+        yield "GATEWAY_READ_TOKEN"
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Exit on SIGTERM, so that the engines stop as on Ctrl-C. The event loop
+    later sets its own handlers.
+    """
+    before = signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    """Lock the data directory for one `up`. The kernel releases the lock when the process ends."""
+    try:  # others may pass but not list it: engines may run as another user
+        data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        lock = os.open(data_dir / "up.lock", os.O_WRONLY | os.O_CREAT, PRIVATE)
+    except OSError as error:
+        raise CommandFailed(f"{data_dir} cannot be used: {error.strerror}") from error
+    with open(lock, "wb"):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = read_up(data_dir)
+            who = f" (process {other.pid}, {other.url})" if other else ""
+            raise CommandFailed(
+                f"a `gateway up` already runs on {data_dir}{who}: "
+                "stop it first, or set GATEWAY_DATA_DIR"
+            ) from None
+        yield
+
+
+def _start_engines(
+    settings: Settings, variables: dict[str, str], stack: contextlib.ExitStack
+) -> tuple[Postgres | Redis, ...]:
+    """Start the engines for which no URL is set. They stop with the stack."""
+    engines: list[Postgres | Redis] = []
+    if settings.database_url is None:
+        postgres = Postgres(settings.data_dir / "postgres", source=settings.engines)
+        stack.callback(postgres.stop)
+        postgres.start()
+        variables["GATEWAY_DATABASE_URL"] = postgres.url
+        engines.append(postgres)
+    if settings.redis_url is None:
+        redis = Redis(settings.data_dir / "redis", source=settings.engines)
+        stack.callback(redis.stop)
+        redis.start()
+        variables["GATEWAY_REDIS_URL"] = redis.url
+        engines.append(redis)
+    return tuple(engines)
+
+
+def make_up_secrets(
+    settings: Settings, config: Config, variables: dict[str, str]
+) -> tuple[str, ...]:
+    """Make a secret for every reference that cannot be resolved, and set the
+    variables that locate them.
+    """
+    made_up: dict[str, str] = {}
+    for route in config.routes:
+        references = valid_references([route], datetime.now(UTC))
+        made_up |= development_secrets(
+            settings.data_dir, references, variables, make=route.provider.make_secret
+        )
+        tokens = [] if route.verify_token is None else [str(route.verify_token)]
+        made_up |= development_secrets(settings.data_dir, tokens, variables, make=make_secret)
+    keys = [str(ref) for ref in (*config.keys, config.digest_key) if ref is not None]
+    made_up |= development_secrets(
+        settings.data_dir, keys, variables, make=lambda: token_hex(KEY_BYTES)
+    )
+    # Set it even if no secret was made: the child processes recognise development by it.
+    variables["GATEWAY_DEV_SECRETS"] = str((settings.data_dir / SECRETS_FILE).absolute())
+    return tuple(made_up)
 
 
 class Supervisor:

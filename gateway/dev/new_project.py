@@ -13,7 +13,7 @@ import yaml
 
 from gateway.base.errors import CommandFailed
 from gateway.config.routes import json_schema
-from gateway.dev.scaffold.render import read_if_there, read_template, written
+from gateway.dev.render import read_if_there, read_template, written
 
 HANDLERS: Final = "handlers"
 

@@ -1,4 +1,8 @@
-"""Set up traces if they are enabled."""
+"""Open the traces of a process: one OpenTelemetry trace from a request to the work of its handlers.
+
+OpenTelemetry is imported only if `GATEWAY_TRACES` is on. Otherwise callers hold None instead of
+`Traces`, so disabled traces cost only a comparison.
+"""
 
 import os
 from typing import TYPE_CHECKING, Final, Literal
@@ -6,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from gateway.base.errors import ConfigInvalid, Problem
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
-    from gateway.telemetry.traces.spans import Traces
+    from gateway.telemetry.spans import Traces
 
 HEADERS: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 
@@ -30,7 +34,7 @@ def open_traces(*, on: bool, process: Literal["serve", "worker"]) -> "Traces | N
 
 
 def _open(process: str) -> "Traces":
-    from gateway.telemetry.traces.spans import (  # 0.2 s, an extra, reads OTEL_...
+    from gateway.telemetry.spans import (  # 0.2 s, an extra, reads OTEL_...
         Traces,
         can_read_headers,
     )

@@ -1,1 +1,0 @@
-"""Write a new project, or a new handler for an existing one."""
