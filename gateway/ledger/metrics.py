@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from importlib.metadata import version
 from typing import Final, Literal, get_args
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -19,36 +19,13 @@ from gateway.base.names import NO_NAMES, Names
 from gateway.ledger.connection import TROUBLE, Pool, close_quietly, connect, describe
 from gateway.ledger.figures import LedgerCounts, read_figures
 from gateway.ledger.migrate import read_migrations
-from gateway.telemetry.metrics import CachedQuestion, DeferredCounter, LoopMonitor, each
+from gateway.telemetry.metrics import CachedQuestion, LoopMonitor, MetricRegistry, Samples, each
 
 READ_WITHIN_S: Final = 4.0
 KNOWN_FOR_S: Final = 60.0
 """Older figures are not shown: their absence is more informative."""
 
 PER_HANDLER: Final = ("route", "handler")
-SINGLE: Final = (
-    ("gateway_workers", "Workers that live.", "workers"),
-    ("gateway_alerts_unheard", "Messages of alerts that did not get through.", "unheard"),
-    ("gateway_ledger_schema", "The version of the ledger's schema.", "schema_version"),
-    ("gateway_ledger_connections", "Connections to the Postgres server.", "connections"),
-    ("gateway_ledger_max_connections", "How many it allows.", "max_connections"),
-)
-NOTHING: Final = LedgerCounts(
-    at=datetime.min.replace(tzinfo=UTC),
-    unsettled={},
-    running={},
-    unknown_effects={},
-    paused=(),
-    workers=0,
-    served=frozenset(),
-    gaps={},
-    reconciles={},
-    connections=0,
-    max_connections=0,
-    schema_version=0,
-    unheard=0,
-)
-
 log = structlog.get_logger("gateway.metrics")
 
 
@@ -89,101 +66,135 @@ class LedgerGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         age_s = self._clock() - self._read_at
-        figures = self._figures if age_s < KNOWN_FOR_S else None
-        yield _gauge("gateway_ledger_up", "Whether the ledger answered.", float(self._is_up))
-        yield _gauge(
-            "gateway_ledger_age_seconds",
-            "How old the figures of the ledger are.",
-            None if figures is None else age_s,
+        known = self._figures if age_s < KNOWN_FOR_S else None
+        yield GaugeMetricFamily(
+            "gateway_ledger_up", "Whether the ledger answered.", float(self._is_up)
         )
-        known = figures or NOTHING
-        yield from _of_deliveries(known)
-        yield from _of_handlers(known)
-        yield from _of_reconciles(known)
-        for name, help, field in SINGLE:
-            yield _gauge(name, help, None if figures is None else getattr(figures, field))
+        for name, help, labels, read in GAUGES:
+            family = GaugeMetricFamily(name, help, labels=labels)
+            for values, value in read(known) if known else ():
+                family.add_metric(values, value)
+            yield family
+        age = GaugeMetricFamily(
+            "gateway_ledger_age_seconds", "How old the figures of the ledger are."
+        )
+        if known:
+            age.add_metric((), age_s)
+        yield age
 
 
-def _gauge(name: str, help: str, value: float | None) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, help)
-    if value is not None:
-        family.add_metric((), value)
-    return family
+def _backlog(counts: LedgerCounts) -> Samples:
+    for key, found in counts.unsettled.items():
+        yield (*key, "due"), found.due
+        yield (*key, "later"), found.later
+        yield (*key, "held"), found.held
 
 
-def _of_deliveries(figures: LedgerCounts) -> Iterator[Metric]:
-    backlog = GaugeMetricFamily(
+def _oldest(counts: LedgerCounts) -> Samples:
+    for key, found in counts.unsettled.items():
+        since = found.oldest_due_at or counts.at
+        yield key, (counts.at - since).total_seconds()
+
+
+def _unknown_effects(counts: LedgerCounts) -> Samples:
+    for key in {**counts.unsettled, **counts.unknown_effects}:
+        yield key, counts.unknown_effects.get(key, 0)
+
+
+def _orphaned(counts: LedgerCounts) -> Samples:
+    for key, found in counts.unsettled.items() if counts.workers else ():
+        if found.due + found.later + found.held and key not in counts.served:
+            yield key, 1
+
+
+GAUGES: Final[Sequence[tuple[str, str, Sequence[str], Callable[[LedgerCounts], Samples]]]] = (
+    (
         "gateway_backlog_deliveries",
         "Deliveries that wait: due, later, or held until it is their turn.",
-        labels=[*PER_HANDLER, "state"],
-    )
-    oldest = GaugeMetricFamily(
+        (*PER_HANDLER, "state"),
+        _backlog,
+    ),
+    (
         "gateway_backlog_oldest_seconds",
         "For how long the oldest delivery has been due.",
-        labels=PER_HANDLER,
-    )
-    dead = GaugeMetricFamily(
-        "gateway_dead_deliveries", "Dead letters that stand.", labels=PER_HANDLER
-    )
-    running = GaugeMetricFamily(
-        "gateway_running_deliveries", "Deliveries that run, in any worker.", labels=PER_HANDLER
-    )
-    suspects = GaugeMetricFamily(
+        PER_HANDLER,
+        _oldest,
+    ),
+    (
         "gateway_suspect_deliveries",
         "Deliveries that wait to run alone, since a worker was lost twice while they ran.",
-        labels=PER_HANDLER,
-    )
-    unknown = GaugeMetricFamily(
+        PER_HANDLER,
+        lambda counts: ((key, found.suspects) for key, found in counts.unsettled.items()),
+    ),
+    (
+        "gateway_dead_deliveries",
+        "Dead letters that stand.",
+        PER_HANDLER,
+        lambda counts: ((key, found.dead) for key, found in counts.unsettled.items()),
+    ),
+    (
         "gateway_unknown_effects",
         "Outside effects of unknown outcome that wait for a person to resolve them.",
-        labels=PER_HANDLER,
-    )
-    for place, found in figures.unsettled.items():
-        suspects.add_metric(place, found.suspects)
-        for state, n in (("due", found.due), ("later", found.later), ("held", found.held)):
-            backlog.add_metric((*place, state), n)
-        since = found.oldest_due_at or figures.at
-        oldest.add_metric(place, (figures.at - since).total_seconds())
-        dead.add_metric(place, found.dead)
-    for place, n in figures.running.items():
-        running.add_metric(place, n)
-    for place in {**figures.unsettled, **figures.unknown_effects}:
-        unknown.add_metric(place, figures.unknown_effects.get(place, 0))
-    yield from (backlog, oldest, suspects, dead, unknown, running)
-
-
-def _of_handlers(figures: LedgerCounts) -> Iterator[Metric]:
-    paused = GaugeMetricFamily(
-        "gateway_paused", "1 for each handler that is paused, or whole route.", labels=PER_HANDLER
-    )
-    orphaned = GaugeMetricFamily(
+        PER_HANDLER,
+        _unknown_effects,
+    ),
+    (
+        "gateway_running_deliveries",
+        "Deliveries that run, in any worker.",
+        PER_HANDLER,
+        lambda counts: counts.running.items(),
+    ),
+    (
+        "gateway_paused",
+        "1 for each handler that is paused, or whole route.",
+        PER_HANDLER,
+        lambda counts: ((key, 1) for key in counts.paused),
+    ),
+    (
         "gateway_orphaned",
         "1 for each handler with deliveries that wait, and that no worker has.",
-        labels=PER_HANDLER,
-    )
-    for place in figures.paused:
-        paused.add_metric(place, 1)
-    for place, found in figures.unsettled.items() if figures.workers else ():
-        if found.due + found.later + found.held and place not in figures.served:
-            orphaned.add_metric(place, 1)
-    yield from (paused, orphaned)
-
-
-def _of_reconciles(figures: LedgerCounts) -> Iterator[Metric]:
-    gaps = GaugeMetricFamily(
+        PER_HANDLER,
+        _orphaned,
+    ),
+    (
         "gateway_reconcile_gaps",
         "Events that a provider sent and that never came, by what became of them.",
-        labels=["route", "status"],
-    )
-    failed = GaugeMetricFamily(
-        "gateway_reconcile_failed", "Whether the last reconcile failed.", labels=["route"]
-    )
-    for where, n in figures.gaps.items():
-        gaps.add_metric(where, n)
-    for route, status in figures.reconciles.items():
-        failed.add_metric((route,), float(status == "failed"))
-    yield from (gaps, failed)
-
+        ("route", "status"),
+        lambda counts: counts.gaps.items(),
+    ),
+    (
+        "gateway_reconcile_failed",
+        "Whether the last reconcile failed.",
+        ("route",),
+        lambda counts: (((r,), float(s == "failed")) for r, s in counts.reconciles.items()),
+    ),
+    ("gateway_workers", "Workers that live.", (), lambda counts: [((), counts.workers)]),
+    (
+        "gateway_alerts_unheard",
+        "Messages of alerts that did not get through.",
+        (),
+        lambda counts: [((), counts.unheard)],
+    ),
+    (
+        "gateway_ledger_schema",
+        "The version of the ledger's schema.",
+        (),
+        lambda counts: [((), counts.schema_version)],
+    ),
+    (
+        "gateway_ledger_connections",
+        "Connections to the Postgres server.",
+        (),
+        lambda counts: [((), counts.connections)],
+    ),
+    (
+        "gateway_ledger_max_connections",
+        "How many it allows.",
+        (),
+        lambda counts: [((), counts.max_connections)],
+    ),
+)
+"""Name, help, labels and samples of each gauge of the ledger."""
 
 VERSION: Final = version("webhook-gateway-server")
 
@@ -217,61 +228,43 @@ class ProcessMetrics:
     """Prometheus metrics of one process."""
 
     def __init__(self, kind: Kind) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = add = MetricRegistry()
         self.names = NO_NAMES
         """Maps identities to the current names of renamed routes and handlers, for labels."""
-        ProcessCollector(registry=self.registry)
-        build = Gauge(
+        ProcessCollector(registry=add)
+        add.gauge(
             "gateway_build_info",
             "Which code runs, and for which schema of the ledger it was made.",
-            ["version", "schema", "process"],
-            registry=self.registry,
-        )
-        build.labels(VERSION, _schema(), kind).set(1)
-        self._lag = Gauge(
+            *("version", "schema", "process"),
+        ).labels(VERSION, _schema(), kind).set(1)
+        self._lag = add.gauge(
             "gateway_event_loop_lag_seconds",
             "The longest that something kept the event loop busy, in the last half minute or so.",
-            registry=self.registry,
         )
         self._pools: dict[str, Callable[[], tuple[int, int, int]]] = {}
-        connections = DeferredCounter(
-            GaugeMetricFamily,
+        add.deferred_gauge(
             "gateway_pool_connections",
             "Connections of this process to the ledger.",
-            ["pool", "state"],
-            self.registry,
-        )
-        connections.read = self._connections
-        most = DeferredCounter(
-            GaugeMetricFamily,
-            "gateway_pool_max_connections",
-            "How many connections a pool may open.",
-            ["pool"],
-            self.registry,
-        )
-        most.read = lambda: [((name,), read()[2]) for name, read in list(self._pools.items())]
-        self._redis_up = Gauge(
-            "gateway_redis_up",
-            "Whether Redis answered when it was last asked.",
-            registry=self.registry,
+            *("pool", "state"),
+        ).read = self._connections
+        add.deferred_gauge(
+            "gateway_pool_max_connections", "How many connections a pool may open.", "pool"
+        ).read = lambda: [((name,), read()[2]) for name, read in list(self._pools.items())]
+        self._redis_up = add.gauge(
+            "gateway_redis_up", "Whether Redis answered when it was last asked."
         )
         self._repairs: dict[str, int] = dict.fromkeys(REPAIRS[kind], 0)
-        repairs = DeferredCounter(
-            CounterMetricFamily,
+        add.deferred_counter(
             "gateway_repairs",
             "What had to be put right because something went wrong before: near misses, by kind.",
-            ["kind"],
-            self.registry,
-        )
-        repairs.read = lambda: each(self._repairs)
-        self.admin_refused = Counter(
+            "kind",
+        ).read = lambda: each(self._repairs)
+        self.admin_refused = add.counter(
             "gateway_admin_refused",
             "Requests to the Admin API and to /metrics without a right token.",
-            ["outcome"],
-            registry=self.registry,
+            "outcome",
+            zeros=("NO_TOKEN", "UNAUTHORIZED", "TOO_MANY_REFUSED"),
         )
-        for outcome in ("NO_TOKEN", "UNAUTHORIZED", "TOO_MANY_REFUSED"):
-            self.admin_refused.labels(outcome)
         self._askings: list[CachedQuestion] = []
         self._text, self._stale_at = b"", 0.0
 
@@ -318,7 +311,7 @@ class ProcessMetrics:
             self._stale_at = ended_at + (ended_at - began_at) * RESTS
         return self._text
 
-    def _connections(self) -> Iterable[tuple[Sequence[str], float]]:
+    def _connections(self) -> Samples:
         for name, read in list(self._pools.items()):  # a copy: pools may still be added
             in_use, idle, _ = read()
             yield (name, "in_use"), in_use
@@ -326,7 +319,7 @@ class ProcessMetrics:
 
 
 class _Labelled:
-    """A registry that shows current names of routes and handlers in place of identities."""
+    """A registry that shows current names of routes and handlers in key of identities."""
 
     def __init__(self, registry: CollectorRegistry, names: Names) -> None:
         self._registry = registry

@@ -5,19 +5,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sized
 from contextlib import asynccontextmanager
 from typing import Final
 
-from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import Counter
 
 from gateway.ledger.claims import Claimer
 from gateway.ledger.metrics import ProcessMetrics
 from gateway.ledger.reloads import SecretUses
 from gateway.ledger.statistics import REQUESTS, MinuteStats
 from gateway.receive.spool.spool import Spool
-from gateway.telemetry.metrics import DeferredCounter, LoopMonitor, each
+from gateway.telemetry.metrics import LoopMonitor, each
 
 BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-
-
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
 EXPECTED: Final = (
     *("accepted", "duplicate", "ignored", "BAD_SIGNATURE", "STALE_TIMESTAMP", "REPLAYED"),
@@ -32,152 +29,113 @@ class Metrics(ProcessMetrics):
 
     def __init__(self) -> None:
         super().__init__("serve")
-        self.requests = Counter(
+        add = self.registry
+        self.requests = add.counter(
             "gateway_requests",
             "Requests answered, by outcome: accepted, duplicate, ignored or an error code.",
-            ["route", "outcome"],
-            registry=self.registry,
+            "route",
+            "outcome",
         )
-        self.conflicts = Counter(
+        self.conflicts = add.counter(
             "gateway_conflicts",
             "Duplicates whose body differs from the one that was claimed first.",
-            ["route"],
-            registry=self.registry,
+            "route",
         )
-        self.flagged = Counter(
+        self.flagged = add.counter(
             "gateway_flagged",
             "Events accepted although the same bytes came before under another id.",
-            ["route"],
-            registry=self.registry,
+            "route",
         )
-        self.shed = Counter(
+        self.shed = add.counter(
             "gateway_shed",
             "Requests answered 503 because of overload, by whether their sender retries.",
-            ["route", "sender_retries"],
-            registry=self.registry,
+            "route",
+            "sender_retries",
         )
-        self.unverified = Counter(
+        self.unverified = add.counter(
             "gateway_unverified",
             "Events taken in development although their signature was wrong (enforce: false).",
-            ["route"],
-            registry=self.registry,
+            "route",
         )
-        self.rejected = Counter(
+        self.rejected = add.counter(
             "gateway_rejected",
             "Refused requests for the ring: kept, left out of too many, or lost with the ledger.",
-            ["outcome"],
-            registry=self.registry,
+            "outcome",
+            zeros=("kept", "left_out", "lost", "trimmed"),
         )
-        self.spooled = Counter(
+        self.spooled = add.counter(
             "gateway_spooled",
             "Events acknowledged from the local spool because the ledger did not answer.",
-            ["route"],
-            registry=self.registry,
+            "route",
         )
-        self.spool_events = Gauge(
-            "gateway_spool_events",
-            "Events in the spool that the ledger does not have yet.",
-            registry=self.registry,
+        self.spool_events = add.gauge(
+            "gateway_spool_events", "Events in the spool that the ledger does not have yet."
         )
-        self.spool_bytes = Gauge(
-            "gateway_spool_bytes",
-            "What the files of the spool take on the disk.",
-            registry=self.registry,
+        self.spool_bytes = add.gauge(
+            "gateway_spool_bytes", "What the files of the spool take on the disk."
         )
-        self.spool_oldest = Gauge(
-            "gateway_spool_oldest_seconds",
-            "For how long the oldest event has waited in the spool.",
-            registry=self.registry,
+        self.spool_oldest = add.gauge(
+            "gateway_spool_oldest_seconds", "For how long the oldest event has waited in the spool."
         )
-        self.refused_addresses = Gauge(
+        self.refused_addresses = add.gauge(
             "gateway_refused_addresses",
             "Addresses whose refused requests are counted, webhooks and jobs.",
-            registry=self.registry,
         )
-        self.acknowledge = Histogram(
+        self.acknowledge = add.histogram(
             "gateway_acknowledge_seconds",
             "From the last body byte to the answer, for verified requests.",
-            ["route"],
+            "route",
             buckets=BUCKETS_S,
-            registry=self.registry,
         )
-
-        self.reloads = Counter(
+        self.reloads = add.counter(
             "gateway_reloads",
             "Reloads of the secrets (SIGHUP): done, or refused, which leaves the old ones.",
-            ["outcome"],
-            registry=self.registry,
+            "outcome",
+            zeros=("done", "refused"),
         )
-        self._batch = Histogram(
+        self._batch = add.histogram(
             "gateway_claim_batch_events",
             "How many events were claimed by one commit.",
             buckets=BATCHES,
-            registry=self.registry,
         )
-        self._claim = Histogram(
-            "gateway_claim_seconds",
-            "How long a commit of claims took.",
-            buckets=BUCKETS_S,
-            registry=self.registry,
+        self._claim = add.histogram(
+            "gateway_claim_seconds", "How long a commit of claims took.", buckets=BUCKETS_S
         )
-        self._claims_repeated = Counter(
+        self._claims_repeated = add.counter(
             "gateway_claims_repeated",
             "Commits of claims that had to be tried again, by why.",
-            ["cause"],
-            registry=self.registry,
+            "cause",
+            zeros=("contended", "lost", "refused"),
         )
-        self._claims_waiting = Gauge(
-            "gateway_claims_waiting",
-            "Requests that wait for their commit.",
-            registry=self.registry,
+        self._claims_waiting = add.gauge(
+            "gateway_claims_waiting", "Requests that wait for their commit."
         )
-        self._in_flight = Gauge(
+        self._in_flight = add.gauge(
             "gateway_in_flight_requests",
             "Requests that are being received or answered, or wait in a pipeline.",
-            registry=self.registry,
         )
-        self._in_flight_bytes = Gauge(
-            "gateway_in_flight_bytes", "What their bodies take.", registry=self.registry
-        )
-        self._connections_open = Gauge(
-            "gateway_open_connections", "Connections of senders.", registry=self.registry
-        )
-        self._handoffs = DeferredCounter(
-            CounterMetricFamily,
+        self._in_flight_bytes = add.gauge("gateway_in_flight_bytes", "What their bodies take.")
+        self._connections_open = add.gauge("gateway_open_connections", "Connections of senders.")
+        self._handoffs = add.deferred_counter(
             "gateway_handoffs",
             "Batches of new deliveries for the queue: sent, or why not.",
-            ["outcome"],
-            self.registry,
+            "outcome",
         )
-        self._spool_drained = DeferredCounter(
-            CounterMetricFamily,
+        self._spool_drained = add.deferred_counter(
             "gateway_spool_drained",
             "Events of the spool that were offered to the ledger: claimed, or refused for now.",
-            ["outcome"],
-            self.registry,
+            "outcome",
         )
-        self._spool_damaged = DeferredCounter(
-            CounterMetricFamily,
+        self._spool_damaged = add.deferred_counter(
             "gateway_spool_damaged",
             "Pieces of the spool that could not be read and were set aside.",
-            [],
-            self.registry,
         )
-        self._secrets = DeferredCounter(
-            CounterMetricFamily,
+        self._secrets = add.deferred_counter(
             "gateway_secret_used",
             "Requests that a secret verified, by its reference.",
-            ["route", "secret"],
-            self.registry,
+            "route",
+            "secret",
         )
-
-        for counter, outcomes in (
-            (self.reloads, ("done", "refused")),
-            (self.rejected, ("kept", "left_out", "lost", "trimmed")),
-            (self._claims_repeated, ("contended", "lost", "refused")),
-        ):
-            for outcome in outcomes:
-                counter.labels(outcome)
 
     def watch_secrets(self, uses: SecretUses) -> None:
         """Read the number of matches of each secret when the metrics are collected."""

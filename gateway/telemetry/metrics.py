@@ -1,11 +1,11 @@
-"""Building blocks of metrics: cached questions, counters kept elsewhere, event loop delay."""
+"""Building blocks of metrics: declarations, cached questions, event loop delay."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -37,24 +37,16 @@ class CachedQuestion:
         await asyncio.wait({self._task}, timeout=WAIT_S)
 
 
-Family = CounterMetricFamily | GaugeMetricFamily
-Samples = Callable[[], Iterable[tuple[Sequence[str], float]]]
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Values of a metric, each with the values of its labels."""
 
 
-class DeferredCounter(Collector):
-    """A metric whose values are read when it is collected."""
+class DeferredMetric(Collector):
+    """A metric whose values are kept elsewhere, and read when it is collected."""
 
-    def __init__(
-        self,
-        family: Callable[..., Family],
-        name: str,
-        help: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-    ) -> None:
-        self._make: Callable[[], Family] = lambda: family(name, help, labels=labels)
-        self.read: Samples = lambda: ()
-        registry.register(self)
+    def __init__(self, make: Callable[[], CounterMetricFamily | GaugeMetricFamily]) -> None:
+        self._make = make
+        self.read: Callable[[], Samples] = lambda: ()
 
     def collect(self) -> Iterable[Metric]:
         family = self._make()
@@ -63,7 +55,37 @@ class DeferredCounter(Collector):
         yield family
 
 
-def each(counts: Mapping[str, int]) -> Iterable[tuple[Sequence[str], float]]:
+class MetricRegistry(CollectorRegistry):
+    """A registry in which one line declares a metric: its name, its help and its labels."""
+
+    def counter(self, name: str, help: str, *labels: str, zeros: Iterable[str] = ()) -> Counter:
+        """Add a counter. Export 0 from the start for these values of its only label."""
+        counter = Counter(name, help, labels, registry=self)
+        for value in zeros:
+            counter.labels(value)
+        return counter
+
+    def gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        return Gauge(name, help, labels, registry=self)
+
+    def histogram(self, name: str, help: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, help, labels, buckets=buckets, registry=self)
+
+    def deferred_counter(self, name: str, help: str, *labels: str) -> DeferredMetric:
+        return self._deferred(lambda: CounterMetricFamily(name, help, labels=labels))
+
+    def deferred_gauge(self, name: str, help: str, *labels: str) -> DeferredMetric:
+        return self._deferred(lambda: GaugeMetricFamily(name, help, labels=labels))
+
+    def _deferred(
+        self, make: Callable[[], CounterMetricFamily | GaugeMetricFamily]
+    ) -> DeferredMetric:
+        metric = DeferredMetric(make)
+        self.register(metric)
+        return metric
+
+
+def each(counts: Mapping[str, int]) -> Samples:
     """Return one sample per value of a single label."""
     return [((name,), n) for name, n in list(counts.items())]
 

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 import structlog
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client import REGISTRY, Counter, Histogram
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.base.model import Outcome
 from gateway.ledger.metrics import ProcessMetrics
-from gateway.telemetry.metrics import DeferredCounter
 
 FAST_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 RUNS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -43,83 +42,51 @@ class WorkerMetrics(ProcessMetrics):
 
     def __init__(self) -> None:
         super().__init__("worker")
+        add = self.registry
         self.registry.register(HandlersOwn())
-        self._attempts = Counter(
-            "gateway_attempts",
-            "Runs of deliveries, by how they ended.",
-            [*PER_HANDLER, "outcome"],
-            registry=self.registry,
+        self._attempts = add.counter(
+            "gateway_attempts", "Runs of deliveries, by how they ended.", *PER_HANDLER, "outcome"
         )
-        self._dead = Counter(
-            "gateway_dead_letters",
-            "Deliveries that became dead letters.",
-            PER_HANDLER,
-            registry=self.registry,
+        self._dead = add.counter(
+            "gateway_dead_letters", "Deliveries that became dead letters.", *PER_HANDLER
         )
-        self._handler = Histogram(
+        self._handler = add.histogram(
             "gateway_handler_seconds",
             "How long the handler itself ran, whatever came of it.",
-            PER_HANDLER,
+            *PER_HANDLER,
             buckets=RUNS_S,
-            registry=self.registry,
         )
-        self._settle = Histogram(
+        self._settle = add.histogram(
             "gateway_settle_seconds",
             "From the end of the handler to the commit that settles its delivery.",
             buckets=FAST_S,
-            registry=self.registry,
         )
-        self._lease = Histogram(
-            "gateway_lease_seconds",
-            "How long the ledger took to lease deliveries.",
-            buckets=FAST_S,
-            registry=self.registry,
+        self._lease = add.histogram(
+            "gateway_lease_seconds", "How long the ledger took to lease deliveries.", buckets=FAST_S
         )
-        self._batch = Histogram(
+        self._batch = add.histogram(
             "gateway_lease_batch_deliveries",
             "How many deliveries were leased at once.",
             buckets=BATCHES,
-            registry=self.registry,
         )
-        self._leased = Counter(
+        self._leased = add.counter(
             "gateway_leased_deliveries",
             "Deliveries leased, by how the worker came to know of them.",
-            ["source"],
-            registry=self.registry,
+            "source",
         )
-        self.heartbeats_missed = Counter(
-            "gateway_heartbeats_missed",
-            "Heartbeats that the ledger did not answer.",
-            registry=self.registry,
+        self.heartbeats_missed = add.counter(
+            "gateway_heartbeats_missed", "Heartbeats that the ledger did not answer."
         )
-        self.published = Counter(
-            "gateway_published",
-            "Jobs that handlers published.",
-            ["route"],
-            registry=self.registry,
+        self.published = add.counter("gateway_published", "Jobs that handlers published.", "route")
+        self.pruned = add.counter(
+            "gateway_pruned", "What retention forgot, in rows; of days, in tables.", "what"
         )
-        self.pruned = Counter(
-            "gateway_pruned",
-            "What retention forgot, in rows; of days, in tables.",
-            ["what"],
-            registry=self.registry,
+        self.prune_steps = add.counter("gateway_prune_steps", "Steps of retention.")
+        self._queue_restarts = add.deferred_counter(
+            "gateway_queue_restarts", "How often the listener to Redis had to be started anew."
         )
-        self.prune_steps = Counter(
-            "gateway_prune_steps", "Steps of retention.", registry=self.registry
-        )
-        self._queue_restarts = DeferredCounter(
-            CounterMetricFamily,
-            "gateway_queue_restarts",
-            "How often the listener to Redis had to be started anew.",
-            [],
-            self.registry,
-        )
-        self._slots = Gauge(
-            "gateway_worker_slots", "Deliveries that may run at once.", registry=self.registry
-        )
-        self._busy = Gauge(
-            "gateway_worker_busy_slots", "Deliveries that run here.", registry=self.registry
-        )
+        self._slots = add.gauge("gateway_worker_slots", "Deliveries that may run at once.")
+        self._busy = add.gauge("gateway_worker_busy_slots", "Deliveries that run here.")
         self._outcomes: dict[tuple[str, str, Outcome], Counter] = {}
         self._handlers: dict[tuple[str, str], Histogram] = {}
         self._sources: dict[Source, Counter] = {
