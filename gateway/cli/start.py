@@ -76,7 +76,8 @@ def new(
         typer.Option("--event", help="A recorded event (`gateway show ID --save FILE`)."),
     ] = None,
     module: Annotated[
-        str | None, typer.Option("--module", help="Where; default: the first one of the route.")
+        str | None,
+        typer.Option("--module", help="The new module; default: named after the function."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Of the function; default: on_ and the type.")
@@ -86,17 +87,19 @@ def new(
         typer.Option("--force", help="Also for a type that the provider is not known to send."),
     ] = False,
 ) -> None:
-    """Add a handler for an event type: with its table, its test and its entry in routes.yaml.
+    """Add a handler for an event type, in a module of its own, with its table and its test.
 
     The code is generated from the sample of the type, or from a recorded event of yours. Either all
-    files are written or none.
+    files are written or none. If the route's list of handlers is not on one line, the line to put
+    there is shown instead.
 
     Example: [bold]gateway new handler stripe invoice.paid[/bold]
     """
-    order = HandlerRequest(
+    request = HandlerRequest(
         route=route, type=type, event=event, module=module, name=name, force=force
     )
-    made = write_handler(load_settings().config, order)
+    config = load_settings().config
+    made = write_handler(config, request)
     out = console()
     for path in made.files:
         out.print(f"  wrote  {path}", markup=False)
@@ -106,5 +109,7 @@ def new(
             "  (better: record an event, `gateway show ID --save FILE`, and pass --event FILE)"
         )
     out.print("\n  Next:", markup=False)
+    for line in made.to_add:
+        out.print(f"    put into {config}:  {line}", markup=False, soft_wrap=True)
     out.print(f"    pytest {made.test}", markup=False)
     out.print(f"    gateway rehearse {made.name}\n", markup=False)

@@ -1,91 +1,19 @@
-"""`gateway init`: write a working project."""
+"""`gateway init`: write a working project, all of its files or none."""
 
+import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import orjson
-import yaml
 
 from gateway.base.errors import CommandFailed
 from gateway.config.routes import json_schema
-from gateway.dev.render import read_if_there, read_template, written
-
-HANDLERS: Final = "handlers"
-
-
-def add_module(text: str, route: str, module: str) -> str:
-    """Return the file with another module in the `handlers` of a route."""
-    section = _mapping(_mapping(_root(text), "routes"), route)
-    modules = _value(section, HANDLERS)
-    if isinstance(modules, yaml.SequenceNode):
-        return _add_item(text, modules, module)
-    return _add_key(text, section, f"{HANDLERS}: [{module}]")
-
-
-def add_schema(text: str, file: str) -> str:
-    """Return the file with a `schema` file added."""
-    root = _root(text)
-    schema = _value(root, "schema")
-    if isinstance(schema, yaml.SequenceNode):
-        return _add_item(text, schema, file)
-    start = root.start_mark.index
-    return f"{text[:start]}schema: [{file}]\n\n{text[start:]}"
-
-
-def _root(text: str) -> yaml.MappingNode:
-    root = yaml.compose(text, Loader=yaml.BaseLoader)
-    if not isinstance(root, yaml.MappingNode):
-        raise CommandFailed("routes.yaml has changed meanwhile")
-    return root
-
-
-def _mapping(node: yaml.MappingNode, key: str) -> yaml.MappingNode:
-    value = _value(node, key)
-    if not isinstance(value, yaml.MappingNode):
-        raise CommandFailed("routes.yaml has changed meanwhile")
-    return value
-
-
-def _value(node: yaml.MappingNode, key: str) -> yaml.Node | None:
-    return next((value for name, value in node.value if name.value == key), None)
-
-
-def _add_item(text: str, items: yaml.SequenceNode, item: str) -> str:
-    if items.flow_style:
-        if not items.value:
-            return _spliced(text, items.start_mark.index + 1, item)
-        return _spliced(text, items.value[-1].end_mark.index, f", {item}")
-    last = items.value[-1]
-    indent = text[_line_start(text, last.start_mark.index) : last.start_mark.index]
-    return _spliced(text, _line_end(text, last.end_mark.index), f"\n{indent}{item}")
-
-
-def _add_key(text: str, section: yaml.MappingNode, key: str) -> str:
-    """Insert a key after `provider`, which every route has, and which is on one line."""
-    name, value = next(pair for pair in section.value if pair[0].value == "provider")
-    if section.flow_style:
-        return _spliced(text, value.end_mark.index, f", {key}")
-    indent = " " * name.start_mark.column
-    return _spliced(text, _line_end(text, value.end_mark.index), f"\n{indent}{key}")
-
-
-def _spliced(text: str, index: int, more: str) -> str:
-    return text[:index] + more + text[index:]
-
-
-def _line_start(text: str, index: int) -> int:
-    return text.rfind("\n", 0, index) + 1
-
-
-def _line_end(text: str, index: int) -> int:
-    end = text.find("\n", index)
-    return len(text) if end < 0 else end
-
 
 DISTRIBUTION: Final = "webhook-gateway-server"
 COMMENT: Final = "  # "
@@ -103,47 +31,41 @@ class Starter:
     new: str
 
 
-STARTERS: Final[Mapping[str, Starter]] = MappingProxyType(
-    {
-        starter.provider: starter
-        for starter in (
-            Starter(
-                provider="stripe",
-                title="Stripe",
-                module="billing",
-                secret="STRIPE_WEBHOOK_SECRET",  # noqa: S106 (a variable name)
-                send="stripe payment_intent.succeeded",
-                new="stripe invoice.paid",
-            ),
-            Starter(
-                provider="github",
-                title="GitHub",
-                module="repos",
-                secret="GITHUB_WEBHOOK_SECRET",  # noqa: S106 (a variable name)
-                send="github pull_request.opened",
-                new="github issues.opened",
-            ),
-        )
-    }
+_STARTERS: Final = (
+    Starter(
+        provider="stripe",
+        title="Stripe",
+        module="billing",
+        secret="STRIPE_WEBHOOK_SECRET",  # noqa: S106 (a variable name)
+        send="stripe payment_intent.succeeded",
+        new="stripe invoice.paid",
+    ),
+    Starter(
+        provider="github",
+        title="GitHub",
+        module="repos",
+        secret="GITHUB_WEBHOOK_SECRET",  # noqa: S106 (a variable name)
+        send="github pull_request.opened",
+        new="github issues.opened",
+    ),
 )
+STARTERS: Final[Mapping[str, Starter]] = {starter.provider: starter for starter in _STARTERS}
 
 
 def write_project(directory: Path, providers: Sequence[str]) -> tuple[Path, ...]:
     """Write the missing files and return them. Raises CommandFailed if an existing file differs."""
     files = {directory / name: text for name, text in plan_project(providers).items()}
-    missing = {}
-    other = []
-    for path, text in files.items():
-        found = read_if_there(path)
-        if found is None:
-            missing[path] = text
-        elif found != text:
-            other.append(path)
+    found = {path: read_if_there(path) for path in files}
+    other = [
+        f"{path} is there already, with other content"
+        for path, text in files.items()
+        if found[path] not in (None, text)
+    ]
     if other:
-        told = [f"{path} is there already, with other content" for path in other]
-        raise CommandFailed("\n".join([*told, "nothing was written: choose a new directory"]))
-    with written(missing):
-        return tuple(missing)
+        raise CommandFailed("\n".join([*other, "nothing was written: choose a new directory"]))
+    missing = {path: text for path, text in files.items() if found[path] is None}
+    write_files(missing)
+    return tuple(missing)
 
 
 def plan_project(providers: Sequence[str]) -> dict[str, str]:
@@ -151,9 +73,12 @@ def plan_project(providers: Sequence[str]) -> dict[str, str]:
     starters = [STARTERS[name] for name in dict.fromkeys(providers)]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     release = version(DISTRIBUTION)
+    secrets = [starter.secret for starter in starters]
     plan = {
         "config/routes.yaml": read_template("routes.yaml", routes=_routes(starters)),
-        "config/routes.schema.json": _schema(),
+        "config/routes.schema.json": orjson.dumps(
+            json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        ).decode(),
         "handlers/__init__.py": read_template("handlers.py"),
         "handlers/schema.sql": read_template("schema.sql", tables=_parts(starters, "schema.sql")),
         "pytest.ini": read_template("pytest.ini"),
@@ -165,17 +90,17 @@ def plan_project(providers: Sequence[str]) -> dict[str, str]:
         "Dockerfile": read_template("Dockerfile", python=python),
         "compose.yaml": read_template(
             "compose.yaml",
-            secrets=_lines(f"      {s.secret}: ${{{s.secret}:?set it in .env}}" for s in starters),
+            secrets="\n".join(f"      {s}: ${{{s}:?set it in .env}}" for s in secrets),
         ),
         ".github/workflows/test.yml": read_template(
             "workflow.yml",
             python=python,
-            secrets=_lines(f"      {s.secret}: whsec_for_the_checks_only" for s in starters),
+            secrets="\n".join(f"      {s}: whsec_for_the_checks_only" for s in secrets),
         ),
         "README.md": read_template(
             "README.md",
             providers=" and ".join(s.title for s in starters),
-            variables=" and ".join(f"`{s.secret}`" for s in starters),
+            variables=" and ".join(f"`{s}`" for s in secrets),
             send=starters[0].send,
             new=starters[0].new,
         ),
@@ -206,11 +131,43 @@ def _part(starter: Starter, name: str) -> str:
     return read_template(f"{starter.provider}/{name}").rstrip("\n")
 
 
-def _lines(lines: Iterable[str]) -> str:
-    return "\n".join(lines)
+GAP: Final = re.compile(r"\{\{([a-z_]+)\}\}")
 
 
-def _schema() -> str:
-    return orjson.dumps(
-        json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    ).decode()
+def read_template(name: str, **gaps: str) -> str:
+    """Return the file `templates/<name>.tmpl` with its placeholders replaced."""
+    text = files(__package__).joinpath("templates", f"{name}.tmpl").read_text(encoding="utf-8")
+    return GAP.sub(lambda gap: gaps[gap[1]], text)
+
+
+def read_if_there(path: Path) -> str | None:
+    """Return the text of a file, or None if it does not exist."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"{path}: cannot be read: {error}") from error
+
+
+def write_files(files: Mapping[Path, str]) -> None:
+    """Write all files or none: each is written beside its place first, then all are moved.
+
+    So a concurrent reader, such as a watching `up`, never sees half of a file.
+    """
+    drafts: dict[Path, Path] = {}
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drafts[path] = path.with_name(f".{path.name}.{os.getpid()}")
+            drafts[path].write_bytes(text.encode())
+            if path.exists():
+                path.open("ab").close()  # moving would also replace a read-only file
+                drafts[path].chmod(path.stat().st_mode)
+        for path, draft in drafts.items():
+            draft.replace(path)
+    except OSError as error:
+        raise CommandFailed(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)

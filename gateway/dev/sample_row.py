@@ -1,8 +1,8 @@
-"""Derive a table row from an event, and choose the table that it is written to."""
+"""Derive a table row from an event: its table, key, columns and version."""
 
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -10,39 +10,11 @@ from typing import Any, Final
 from gateway.base.errors import CommandFailed
 
 KNOWN_COLUMNS: Final = (
-    "status",
-    "state",
-    "conclusion",
-    "number",
-    "title",
-    "name",
-    "full_name",
-    "login",
-    "ref",
-    "before",
-    "after",
-    "sha",
-    "head_sha",
-    "tag_name",
-    "environment",
-    "amount",
-    "amount_due",
-    "amount_paid",
-    "amount_refunded",
-    "amount_total",
-    "unit_amount",
-    "currency",
-    "customer",
-    "payment_intent",
-    "payment_status",
-    "subscription",
-    "charge",
-    "product",
-    "reason",
-    "active",
-    "cancel_at_period_end",
-    "paid",
-    "delinquent",
+    *("status", "state", "conclusion", "number", "title", "name", "full_name", "login"),
+    *("ref", "before", "after", "sha", "head_sha", "tag_name", "environment"),
+    *("amount", "amount_due", "amount_paid", "amount_refunded", "amount_total", "unit_amount"),
+    *("currency", "customer", "payment_intent", "payment_status", "subscription", "charge"),
+    *("product", "reason", "active", "cancel_at_period_end", "paid", "delinquent"),
 )
 """Preferred fields, in this order."""
 
@@ -79,120 +51,138 @@ GITHUB_OBJECTS: Final[Mapping[str, str]] = {
 GITHUB_RELATIONS: Final = frozenset({"member"})
 """Objects that belong to many repositories. An event is about one of them in one repository."""
 
-TAKEN: Final = frozenset({"event", "ctx", "handler", "datetime"})
 GITHUB_TIMES: Final = ("updated_at", "completed_at", "submitted_at", "published_at")
+TAKEN: Final = frozenset({"event", "ctx", "handler", "datetime"})
+UNRESERVED: Final = frozenset(
+    {*KNOWN_COLUMNS, "id", "event_id", "member_id", "repository_id", "repository", "type"}
+)
+"""Column names that need no quotes."""
+TABLE: Final = re.compile(
+    r'\bcreate\s+table\s+(?:if\s+not\s+exists\s+)?"?(?P<name>\w+)"?\s*\((?P<body>.*?)^\)',
+    re.IGNORECASE | re.DOTALL | re.MULTILINE,
+)
+VERSION: Final = "version timestamptz not null"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectColumn:
+class Column:
     """A column and the Python expression for its value."""
 
     name: str
     type: str
     source: str
 
+    @property
+    def sql(self) -> str:
+        name = self.name if self.name in UNRESERVED else f'"{self.name}"'
+        return f"{name} {self.type}"
+
+
+TYPE: Final = Column(name="type", type="text", source="event.type")
+REPOSITORY: Final = Column(
+    name="repository", type="text", source='event.payload["repository"]["full_name"]'
+)
+REPOSITORY_ID: Final = Column(
+    name="repository_id", type="bigint", source='event.payload["repository"]["id"]'
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSubject:
+class SampleRow:
     """The row that a handler writes for an event."""
 
     table: str
     summary: str
     variable: str
     """The name of the object's variable in the handler."""
-    place: str
+    object: str
     """The Python expression of the object."""
-    key: tuple[SubjectColumn, ...]
+    key: tuple[Column, ...]
     version: str
-    extra: tuple[SubjectColumn, ...]
+    extra: tuple[Column, ...] = ()
     """Columns that are not fields of the object."""
     content: Mapping[str, Any] = field(repr=False)
 
-    def column(self, name: str) -> SubjectColumn | None:
+    @property
+    def uses_datetime(self) -> bool:
+        return self.version.startswith("datetime.")
+
+    @property
+    def values(self) -> tuple[Column, ...]:
+        """The columns to store: the preferred fields, or else the first ones."""
+        own = {column.name for column in (*self.key, *self.extra)}
+        found = [c for name in KNOWN_COLUMNS if name not in own and (c := self._column(name))]
+        for name in self.content:
+            is_fit = PLAIN.fullmatch(name) and not PASSED_OVER.fullmatch(name)
+            if is_fit and len(found) < FEWEST_COLUMNS and name not in {*KNOWN_COLUMNS, *own}:
+                found += [column] if (column := self._column(name)) else []
+        return (*self.extra, *(found or [TYPE])[:MOST_COLUMNS])
+
+    @property
+    def key_lines(self) -> list[str]:
+        """The lines of `create table` that `ctx.upsert` needs: a unique key and a version."""
+        if len(self.key) == 1:
+            return [f"{self.key[0].sql} primary key", VERSION]
+        names = ", ".join(column.name for column in self.key)
+        columns = [f"{column.sql} not null" for column in self.key]
+        return [*columns, VERSION, f"primary key ({names})"]
+
+    def filled(self, sql: str) -> Column | None:
+        """Return an existing column with its value, or None if the event has none of its type."""
+        name, _, type = sql.partition(" ")
+        name = name.strip('"')
+        if name in self.content and self.content[name] is None:
+            return Column(name=name, type=type, source=f'{self.variable}["{name}"]')
+        columns = (TYPE, *self.extra, self._column(name))
+        return next((column for column in columns if column and column.sql == sql), None)
+
+    def _column(self, name: str) -> Column | None:
         """Return the column of a field, or None if the field is missing or nested."""
         type = _sql_type(self.content.get(name))
         source = f'{self.variable}["{name}"]'
-        return SubjectColumn(name=name, type=type, source=source) if type else None
-
-    @property
-    def values(self) -> tuple[SubjectColumn, ...]:
-        """Fields to store: the preferred ones, or else the first ones."""
-        names = [name for name in KNOWN_COLUMNS if name in self.content]
-        others = [n for n in self.content if PLAIN.fullmatch(n) and not PASSED_OVER.fullmatch(n)]
-        own = {column.name for column in (*self.key, *self.extra)}
-        found = [c for n in names if n not in own and (c := self.column(n))]
-        for name in others:
-            if len(found) < FEWEST_COLUMNS and name not in {*names, *own}:
-                found += [column] if (column := self.column(name)) else []
-        if not found:
-            found = [SubjectColumn(name="type", type="text", source="event.type")]
-        return (*self.extra, *found[:MOST_COLUMNS])
+        return Column(name=name, type=type, source=source) if type else None
 
 
-def read_subject(provider: str, type: str, payload: Any) -> SampleSubject:
+def read_row(provider: str, type: str, payload: Any) -> SampleRow:
     """Find the object of an event in the payload layout of its provider."""
     document = payload if isinstance(payload, dict) else {}
     if provider == "stripe":
-        return _stripe_subject(type, document)
-    return _github_subject(type, document)
+        return _stripe_row(type, document)
+    return _github_row(type, document)
 
 
-def _stripe_subject(type: str, payload: Mapping[str, Any]) -> SampleSubject:
+def _stripe_row(type: str, payload: Mapping[str, Any]) -> SampleRow:
     version = "event.occurred_at"
-    snapshot = _nested(_nested(payload, "data"), "object")
+    snapshot, thin = _nested(payload, "data", "object"), _nested(payload, "related_object")
     if "id" in snapshot:
-        kind, place = snapshot.get("object"), 'event.payload["data"]["object"]'
-        return _object(str(kind), place, snapshot, version)
-    thin = _nested(payload, "related_object")
+        place = 'event.payload["data"]["object"]'
+        return _object(str(snapshot.get("object")), place, snapshot, version)
     if "id" in thin:
         return _object(str(thin.get("type")), 'event.payload["related_object"]', thin, version)
     return _event(type, payload, version)
 
 
-def _github_subject(type: str, payload: Mapping[str, Any]) -> SampleSubject:
+def _github_row(type: str, payload: Mapping[str, Any]) -> SampleRow:
     event = type.partition(".")[0]
     name = GITHUB_OBJECTS.get(event, event)
-    kind = name if f"{name}s" == event else event
+    kind, variable = name if f"{name}s" == event else event, _variable(name)
     content, repository = _nested(payload, name), _nested(payload, "repository")
-    place = f'event.payload["{name}"]'
-    extra = _repository_column(repository) if name != "repository" else ()
-    version = _github_version(_variable(name), content)
+    extra = (REPOSITORY,) if "full_name" in repository and name != "repository" else ()
     if name in GITHUB_RELATIONS and "id" in repository:
-        key = _repository_key(f"{name}_id", f'{_variable(name)}["id"]')
-        return _object(kind, place, content, version, variable=name, extra=extra, key=key)
-    if "id" in content:
-        return _object(kind, place, content, version, variable=name, extra=extra)
-    if "number" in content and "id" in repository:
-        key = _repository_key("number", f'{_variable(name)}["number"]')
-        return _object(kind, place, content, version, variable=name, extra=extra, key=key)
-    return _event(type, payload, "event.received_at", extra=extra)
-
-
-def _repository_key(name: str, source: str) -> tuple[SubjectColumn, ...]:
-    """Return the key of an object that is unique within its repository only."""
-    return (
-        SubjectColumn(
-            name="repository_id", type="bigint", source='event.payload["repository"]["id"]'
-        ),
-        SubjectColumn(name=name, type="bigint", source=source),
-    )
-
-
-def _repository_column(repository: Mapping[str, Any]) -> tuple[SubjectColumn, ...]:
-    if "full_name" not in repository:
-        return ()
-    source = 'event.payload["repository"]["full_name"]'
-    return (SubjectColumn(name="repository", type="text", source=source),)
-
-
-def _github_version(variable: str, content: Mapping[str, Any]) -> str:
-    """Return the expression of the version: GitHub sends no event time, but most objects
-    have a modification time.
-    """
-    for name in GITHUB_TIMES:
-        if _is_time(content.get(name)):
-            return f'datetime.fromisoformat({variable}["{name}"])'
-    return "event.received_at"
+        inner = Column(name=f"{name}_id", type="bigint", source=f'{variable}["id"]')
+        key: tuple[Column, ...] = (REPOSITORY_ID, inner)
+    elif "id" in content:
+        key = ()
+    elif "number" in content and "id" in repository:
+        inner = Column(name="number", type="bigint", source=f'{variable}["number"]')
+        key = (REPOSITORY_ID, inner)
+    else:
+        return _event(type, payload, "event.received_at", extra)
+    # GitHub sends no event time, but most objects have a modification time.
+    changed = next((time for time in GITHUB_TIMES if _is_time(content.get(time))), None)
+    version = f'datetime.fromisoformat({variable}["{changed}"])' if changed else "event.received_at"
+    place = f'event.payload["{name}"]'
+    return _object(kind, place, content, version, variable=variable, key=key, extra=extra)
 
 
 def _object(
@@ -202,17 +192,18 @@ def _object(
     version: str,
     *,
     variable: str | None = None,
-    key: tuple[SubjectColumn, ...] = (),
-    extra: tuple[SubjectColumn, ...] = (),
-) -> SampleSubject:
-    name = _variable(variable or kind)
-    id_type = _sql_type(content.get("id")) or "text"
-    return SampleSubject(
+    key: tuple[Column, ...] = (),
+    extra: tuple[Column, ...] = (),
+) -> SampleRow:
+    """Return a row per object, with its id as the key unless another key is given."""
+    name = variable or _variable(kind)
+    id = Column(name="id", type=_sql_type(content.get("id")) or "text", source=f'{name}["id"]')
+    return SampleRow(
         table=_plural(_words(kind)),
         summary=f"The {_words(kind).replace('_', ' ')} as it stands.",
         variable=name,
-        place=place,
-        key=key or (SubjectColumn(name="id", type=id_type, source=f'{name}["id"]'),),
+        object=place,
+        key=key or (id,),
         version=version,
         extra=extra,
         content=content,
@@ -220,24 +211,75 @@ def _object(
 
 
 def _event(
-    type: str, payload: Mapping[str, Any], version: str, *, extra: tuple[SubjectColumn, ...] = ()
-) -> SampleSubject:
+    type: str, payload: Mapping[str, Any], version: str, extra: tuple[Column, ...] = ()
+) -> SampleRow:
     """Return a row per event, for events without an object, such as a push."""
-    return SampleSubject(
+    return SampleRow(
         table=f"{_words(type)}_events",
         summary=f"One row for each {_words(type).replace('_', ' ')}.",
         variable="payload",
-        place="event.payload",
-        key=(SubjectColumn(name="event_id", type="text", source="event.id"),),
+        object="event.payload",
+        key=(Column(name="event_id", type="text", source="event.id"),),
         version=version,
         extra=extra,
         content=payload,
     )
 
 
-def _nested(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = content.get(name)
-    return value if isinstance(value, dict) else {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTable:
+    """The table that a handler writes to. `sql` creates it, and is empty if it exists."""
+
+    name: str
+    values: tuple[Column, ...]
+    sql: str = ""
+
+
+def choose_table(row: SampleRow, function: str, schema: Iterable[str]) -> RowTable:
+    """Choose the table of the row's kind.
+
+    If another handler has created it, both write the same columns of one row. If that table has an
+    incompatible structure, a new table named after the function is used.
+    """
+    bodies = {
+        found["name"].lower(): found["body"] for sql in schema for found in TABLE.finditer(sql)
+    }
+    if row.table not in bodies:
+        return _new_table(row.table, row)
+    values = _shared_columns(row, bodies[row.table])
+    if values:
+        return RowTable(name=row.table, values=values)
+    if function in bodies:
+        raise CommandFailed(
+            f"the schema has the tables {row.table} and {function} already, both with other "
+            "columns: give the handler another --name"
+        )
+    return _new_table(function, row)
+
+
+def _new_table(name: str, row: SampleRow) -> RowTable:
+    lines = [*row.key_lines, *(column.sql for column in row.values)]
+    # The columns of the key come first, then the values, and constraints last.
+    lines.sort(key=lambda line: 2 if line.startswith("primary key") else line == VERSION)
+    body = ",\n".join(f"    {line}" for line in lines)
+    sql = f"create table if not exists {name} (\n{body}\n);\n"
+    return RowTable(name=name, values=row.values, sql=sql)
+
+
+def _shared_columns(row: SampleRow, body: str) -> tuple[Column, ...] | None:
+    """Return the columns to write to an existing table, or None if the row does not fit it."""
+    lines = [" ".join(line.partition("--")[0].split()).rstrip(",") for line in body.splitlines()]
+    if not set(row.key_lines) <= set(lines):
+        return None
+    found = [row.filled(line) for line in lines if line and line not in row.key_lines]
+    return None if None in found else tuple(column for column in found if column)
+
+
+def _nested(content: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    for name in names:
+        value = content.get(name)
+        content = value if isinstance(value, dict) else {}
+    return content
 
 
 def _sql_type(value: Any) -> str | None:
@@ -278,119 +320,3 @@ def _plural(name: str) -> str:
     if name.endswith("s"):
         return name
     return f"{name[:-1]}ies" if name.endswith("y") and name[-2:-1] not in "aeiou" else f"{name}s"
-
-
-TABLE: Final = re.compile(
-    r'\bcreate\s+table\s+(?:if\s+not\s+exists\s+)?"?(?P<name>\w+)"?\s*\((?P<body>.*?)^\)',
-    re.IGNORECASE | re.DOTALL | re.MULTILINE,
-)
-COLUMN: Final = re.compile(
-    r'"?(?P<name>[a-z_][a-z0-9_]*)"?\s+(?P<type>text|bigint|boolean|double precision|timestamptz)'
-    r"(?:\s+(?P<rule>primary key|not null))?"
-)
-KEY: Final = re.compile(r"primary key \((?P<names>[a-z0-9_, ]+)\)")
-UNRESERVED: Final = frozenset(
-    {
-        *KNOWN_COLUMNS,
-        "id",
-        "event_id",
-        "member_id",
-        "repository_id",
-        "repository",
-        "type",
-        "version",
-    }
-)
-"""Column names that need no quotes."""
-
-VERSION: Final = SubjectColumn(name="version", type="timestamptz", source="")
-TYPE: Final = SubjectColumn(name="type", type="text", source="event.type")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTable:
-    """The table that a handler writes to. `sql` creates it, and is empty if it exists."""
-
-    name: str
-    values: tuple[SubjectColumn, ...]
-    sql: str = ""
-
-
-def choose_table(subject: SampleSubject, function: str, schema: Iterable[str]) -> NewTable:
-    """Choose the table of the subject's kind.
-
-    If another handler has created it, both write the same columns of one row. If that table has an
-    incompatible structure, a new table named after the function is used.
-    """
-    bodies = {
-        found["name"].lower(): found["body"] for sql in schema for found in TABLE.finditer(sql)
-    }
-    if subject.table not in bodies:
-        return _new(subject.table, subject)
-    values = _fitting(subject, bodies[subject.table])
-    if values:
-        return NewTable(name=subject.table, values=values)
-    if function in bodies:
-        raise CommandFailed(
-            f"the schema has the tables {subject.table} and {function} already, both with other "
-            "columns: give the handler another --name"
-        )
-    return _new(function, subject)
-
-
-def _new(name: str, subject: SampleSubject) -> NewTable:
-    return NewTable(name=name, values=subject.values, sql=_sql(name, subject))
-
-
-def _sql(name: str, subject: SampleSubject) -> str:
-    single = len(subject.key) == 1
-    rules = {column.name: "primary key" if single else "not null" for column in subject.key}
-    rules[VERSION.name] = "not null"
-    columns = (*subject.key, *subject.values, VERSION)
-    names = [_quoted(column.name) for column in columns]
-    wide, deep = max(map(len, names)), max(len(column.type) for column in columns)
-    lines = [
-        f"{shown:{wide}} {column.type:{deep}} {rules.get(column.name, '')}".rstrip()
-        for shown, column in zip(names, columns, strict=True)
-    ]
-    if not single:
-        lines.append(f"primary key ({', '.join(column.name for column in subject.key)})")
-    body = ",\n".join(f"    {line}" for line in lines)
-    return f"create table if not exists {name} (\n{body}\n);\n"
-
-
-def _quoted(name: str) -> str:
-    return name if name in UNRESERVED else f'"{name}"'
-
-
-def _fitting(subject: SampleSubject, body: str) -> tuple[SubjectColumn, ...] | None:
-    """Return the columns to write to an existing table, or None if it does not fit the subject."""
-    found = dict(_columns(body))
-    key = {column.name: column.type for column in subject.key}
-    rules = {name: rule for name, (_, rule) in found.items() if rule}
-    if rules.keys() != {*key, VERSION.name}:
-        return None
-    if any(found[name][0] != type for name, type in (key | {VERSION.name: VERSION.type}).items()):
-        return None
-    values = [
-        _filled(subject, name, type) for name, (type, rule) in found.items() if name not in rules
-    ]
-    return None if None in values else tuple(value for value in values if value)
-
-
-def _columns(body: str) -> Iterator[tuple[str, tuple[str, str | None]]]:
-    for line in body.splitlines():
-        text = line.partition("--")[0].strip().removesuffix(",")
-        match = COLUMN.fullmatch(text)
-        if match:
-            yield match["name"], (match["type"], match["rule"])
-        elif text and not KEY.fullmatch(text):
-            yield text, ("unknown", "unknown")
-
-
-def _filled(subject: SampleSubject, name: str, type: str) -> SubjectColumn | None:
-    others: Mapping[str, SubjectColumn] = {column.name: column for column in (TYPE, *subject.extra)}
-    if name in subject.content and subject.content[name] is None:
-        return SubjectColumn(name=name, type=type, source=f'{subject.variable}["{name}"]')
-    column = others.get(name) or subject.column(name)
-    return column if column and column.type == type else None

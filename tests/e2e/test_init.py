@@ -73,7 +73,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = done(directory, "init", "shop", "--provider", "stripe", "--provider", "github")
     assert "cd shop" in told
     shop = directory / "shop"
-    done(shop, "new", "handler", "stripe", "invoice.paid")
+    told = done(shop, "new", "handler", "stripe", "invoice.paid")
+    assert "put into" not in told
+    assert "pytest tests/test_on_invoice_paid.py\n" in told
+    assert "gateway rehearse handlers.invoice_paid.on_invoice_paid\n" in told
     done(shop, "new", "handler", "stripe", "invoice.payment_failed", "--name", "note_failure")
     done(shop, "new", "handler", "github", "push", "--module", "handlers.branches")
     event = shop / EVENT
@@ -134,13 +137,14 @@ def test_its_code_pleases_the_formatter_the_linter_and_the_type_checker(shop: Pa
 def test_a_second_handler_of_a_kind_shares_the_table_of_the_first(shop: Path) -> None:
     schema = (shop / "handlers" / "schema.sql").read_text()
     assert schema.count("create table if not exists invoices (") == 1
-    assert (shop / "handlers" / "billing.py").read_text().count('"invoices"') == 2
+    for name in ("invoice_paid", "note_failure"):
+        assert '"invoices",' in (shop / "handlers" / f"{name}.py").read_text()
 
 
 def test_a_handler_made_from_a_recorded_event_reads_its_fields(shop: Path) -> None:
-    [function] = (shop / "handlers" / "repos.py").read_text().split("async def ")[2:]
-    assert '"author_association": comment["author_association"]' in function
-    assert "repository" not in function
+    module = (shop / "handlers" / "issue_comment_created.py").read_text()
+    assert '"author_association": comment["author_association"]' in module
+    assert "repository" not in module
     assert EVENT in (shop / "tests" / "test_on_issue_comment_created.py").read_text()
 
 
@@ -182,8 +186,12 @@ def test_the_schema_line_of_the_routes_leads_to_the_schema(tmp_path: Path) -> No
         (["stripe", "Invoice paid"], "type: found 'Invoice paid'; expected words joined by dots"),
         (["stripe", "invoice.payed"], "did you mean invoice.paid?"),
         (["stripe", "issues.opened", "--force"], "found issues.opened, of GitHub"),
-        (["stripe", "invoice.paid"], "handlers/billing.py:29: on_invoice_paid is there already"),
-        (["github", "fork", "--name", "note_failure"], "tests/test_note_failure.py is there"),
+        (["stripe", "invoice.paid"], "handlers/invoice_paid.py is there already"),
+        (
+            ["github", "fork", "--module", "handlers.x", "--name", "note_failure"],
+            "tests/test_note_failure.py is there",
+        ),
+        (["github", "fork", "--module", "handlers.billing.x"], "handlers/billing.py is there"),
         (["stripe", "price.updated", "--module", "json"], "json is a module of another package"),
         (["stripe", "price.updated", "--module", "handlers.class"], "--module: found"),
         (["stripe", "price.updated", "--name", "a-b"], "--name: found 'a-b'"),
@@ -206,8 +214,28 @@ def test_a_project_that_would_not_load_is_left_as_it_was(tmp_path: Path) -> None
     assert "ModuleNotFoundError" in told
     assert "nothing was written" in told
     assert not (tmp_path / "handlers" / "prices").exists()
-    billing.write_text("def broken(:\n")
-    assert "handlers/billing.py:1: " in refused(tmp_path, *arguments[:4])
+
+
+def test_a_module_that_a_route_names_and_that_is_missing_is_written(tmp_path: Path) -> None:
+    done(tmp_path, "init")
+    routes = tmp_path / "config" / "routes.yaml"
+    head, tail = routes.read_text().split("  # github:", 1)
+    routes.write_text(f"{head}  github:{tail.replace('  #   ', '    ')}")
+    before = routes.read_bytes()
+    done(tmp_path, "new", "handler", "github", "issues.opened")
+    assert "async def on_issues_opened(" in (tmp_path / "handlers" / "repos.py").read_text()
+    assert routes.read_bytes() == before
+
+
+def test_what_cannot_be_put_into_the_routes_is_shown(tmp_path: Path) -> None:
+    done(tmp_path, "init")
+    routes = tmp_path / "config" / "routes.yaml"
+    listed = "\n      - handlers.billing\n"
+    routes.write_text(routes.read_text().replace(" [handlers.billing]\n", listed))
+    told = done(tmp_path, "new", "handler", "stripe", "price.updated")
+    line = "handlers: [handlers.billing, handlers.price_updated]   # of the route stripe"
+    assert f"put into config/routes.yaml:  {line}\n" in told
+    assert listed in routes.read_text()
 
 
 def test_a_type_that_the_route_does_not_take_is_refused(tmp_path: Path) -> None:

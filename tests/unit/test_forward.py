@@ -16,7 +16,6 @@ from gateway.base.errors import ConfigInvalid, Defer, PushFailed, Reject
 from gateway.base.model import Backoff, Event, Rate, RetryPolicy
 from gateway.config.registry import load_registry
 from gateway.config.routes import Config, check_destinations, json_schema, load_config
-from gateway.dev.new_project import add_module
 from gateway.http.outbound import Destination, OutboundResponse
 from gateway.providers.standard_webhooks import parse_key
 from gateway.worker.answer import judge
@@ -432,12 +431,3 @@ def test_what_is_kept_of_an_answer_is_short_printable_and_without_secrets() -> N
     assert text.startswith("HTTP 500 Internal Server Error: [31mno token (hidden) \ufffdxxx")
     assert text.isprintable()
     assert len(text) < 350
-
-
-def test_a_handler_can_be_added_to_a_route_that_only_forwards(tmp_path: Path) -> None:
-    file = tmp_path / "routes.yaml"
-    load(tmp_path, f"name: a, {URL}")
-    file.write_text(add_module(file.read_text(), "one", "handlers.new"))
-    route = load_config(file).routes[0]
-    assert route.handlers == ("handlers.new",)
-    assert [forward.name for forward in route.forwards] == ["a"]

@@ -573,7 +573,6 @@ def test_the_fields_of_a_form_are_its_payload() -> None:
 
 
 def test_senders_that_are_described_alike_are_the_same() -> None:
-    """As `gateway new` asks, when it has changed the file."""
     assert made(id="json.id") == made(id="json.id")
     assert made(id="json.id") != made(id="json.other")
 

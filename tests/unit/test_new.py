@@ -1,4 +1,4 @@
-"""What `gateway init` and `gateway new handler` are made of."""
+"""The parts of `gateway init` and `gateway new handler`."""
 
 import json
 import re
@@ -12,112 +12,75 @@ from typer.core import TyperGroup
 
 from gateway.base.errors import CommandFailed
 from gateway.cli import app
-from gateway.config.routes import load_config
 from gateway.config.settings import VARIABLES
 from gateway.dev.known_types import check_known, suggest
-from gateway.dev.modules import add_function
-from gateway.dev.new_project import STARTERS, add_module, add_schema, plan_project
-from gateway.dev.render import written
-from gateway.dev.sample_row import choose_table, read_subject
+from gateway.dev.new_handler import HandlerRequest, write_handler
+from gateway.dev.new_project import STARTERS, plan_project, write_files
+from gateway.dev.sample_row import choose_table, read_row
 from gateway.providers.samples import sample_types
 
 
-def test_a_file_that_cannot_be_written_takes_the_others_back(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_others_as_they_were(tmp_path: Path) -> None:
     old, blocked = tmp_path / "old.txt", tmp_path / "blocked"
     old.write_text("before")
     blocked.mkdir()
-    files = {old: "after", tmp_path / "new" / "file.txt": "new", blocked: "no file"}
-    with pytest.raises(CommandFailed, match="blocked: cannot be written"), written(files):
-        pytest.fail("nothing may run on half of the files")
+    with pytest.raises(CommandFailed, match="blocked: cannot be written: Is a directory"):
+        write_files({old: "after", tmp_path / "new.txt": "new", blocked: "no file"})
     assert old.read_text() == "before"
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["blocked", "old.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blocked", "old.txt"]
 
 
-def test_a_failure_afterwards_takes_everything_back(tmp_path: Path) -> None:
+def test_a_changed_file_keeps_its_mode(tmp_path: Path) -> None:
     old = tmp_path / "old.txt"
     old.write_text("before")
     old.chmod(0o640)
-    seen = []
-
-    def look_and_fail() -> None:
-        seen.append((old.read_text(), old.stat().st_mode & 0o777))
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), written({old: "after", tmp_path / "a/b.txt": "new"}):
-        look_and_fail()
-    assert seen == [("after", 0o640)]
-    assert old.read_text() == "before"
-    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
+    write_files({old: "after", tmp_path / "a" / "b.txt": "new"})
+    assert (old.read_text(), old.stat().st_mode & 0o777) == ("after", 0o640)
+    assert (tmp_path / "a" / "b.txt").read_text() == "new"
 
 
-LIST = "\n      - a.b  # ours\n      - a.c"
+MODULE = """
+from gateway import handler
+
+@handler("*")
+async def on_any(event, ctx): ...
+"""
+LIST = "\n      - mine.b  # ours\n      - mine.c"
+LINE = "handlers: [mine.b, fresh.plan]   # of the route stripe"
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "to_add"),
     [
-        ("handlers: [a.b]  # ours", "handlers: [a.b, handlers.new]  # ours"),
-        ("handlers: []", "handlers: [handlers.new]"),
-        (f"handlers:{LIST}", f"handlers:{LIST}\n      - handlers.new"),
-        ("tolerance: 5m", "tolerance: 5m"),
+        ("handlers: [mine.b]  # ours", "handlers: [mine.b, fresh.plan]  # ours", ()),
+        ("handlers: []", "handlers: [fresh.plan]", ()),
+        ("handlers: [mine.b]\r", "handlers: [mine.b, fresh.plan]\r", ()),
+        ("handlers: [\n      mine.b\n    ]", None, (LINE,)),
+        (f"handlers:{LIST}", None, (LINE.replace("mine.b", "mine.b, mine.c"),)),
+        ("tolerance: 5m", None, (LINE.replace("mine.b, ", ""),)),
     ],
-    ids=["in a line", "empty", "as a list", "absent"],
 )
-def test_a_module_is_added_to_the_routes_and_nothing_else_changes(
-    before: str, after: str, tmp_path: Path
+def test_a_module_is_put_into_a_list_on_one_line_and_else_the_line_is_shown(
+    before: str,
+    after: str | None,
+    to_add: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("mine/__init__.py", "mine/b.py", "mine/c.py"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(MODULE)
     head = "# Mine.\nroutes:\n  github: {provider: github, secrets: [env:G]}\n  stripe:\n"
     top, tail = "    provider: stripe  # them\n", "\n    secrets: [env:S]\n\n# The end."
-    text = f"{head}{top}    {before}{tail}"
-    changed = add_module(text, "stripe", "handlers.new")
-    added = "    handlers: [handlers.new]\n" if "handlers" not in before else ""
-    assert changed == f"{head}{top}{added}    {after}{tail}"
-    file = tmp_path / "routes.yaml"
-    file.write_text(changed)
-    assert load_config(file).routes[1].handlers[-1] == "handlers.new"
-
-
-def test_a_route_on_one_line_gets_its_module_and_the_file_its_schema(tmp_path: Path) -> None:
-    text = "# Mine.\nroutes:\n  github: {provider: github, secrets: [env:G]}\n"
-    file = tmp_path / "routes.yaml"
-    file.write_text(add_schema(add_module(text, "github", "handlers.repos"), "handlers/schema.sql"))
-    config = load_config(file)
-    assert config.routes[0].handlers == ("handlers.repos",)
-    assert config.schema == (Path("handlers/schema.sql"),)
-    assert file.read_text().startswith("# Mine.\nschema: ")
-
-
-IMPORTS = {"datetime": ["datetime"], "gateway": ["Context", "Event", "handler"]}
-BOTH = "from datetime import datetime\n\nfrom gateway import Context, Event, handler\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ('"""Mine."""\n', f'"""Mine."""\n\n{BOTH}'),
-        ("", BOTH),
-        (BOTH, BOTH),
-        ("from gateway import handler  # it\n", f"{BOTH[:-1]}  # it\n"),
-        (
-            "import re\nfrom datetime import UTC\n\nimport httpx\n\nfrom handlers.x import y\n",
-            "import re\nfrom datetime import UTC, datetime\n\nimport httpx\n"
-            "from gateway import Context, Event, handler\n\nfrom handlers.x import y\n",
-        ),
-        (
-            "from zlib import crc32\n",
-            f"{BOTH.splitlines()[0]}\nfrom zlib import crc32\n{BOTH[30:]}",
-        ),
-    ],
-    ids=["docstring", "empty", "there", "some", "groups", "sorted"],
-)
-def test_a_function_gets_its_imports_where_a_person_would_put_them(before: str, after: str) -> None:
-    text = add_function(Path("handlers/x.py"), before, "def f() -> None: ...\n", IMPORTS)
-    assert text == f"{after}\n\ndef f() -> None: ...\n"
-
-
-def test_a_name_that_means_something_else_in_the_module_is_refused() -> None:
-    with pytest.raises(CommandFailed, match=r"handlers/x.py:1: datetime is not datetime.datetime"):
-        add_function(Path("handlers/x.py"), "import datetime\n", "", IMPORTS)
+    file = Path("routes.yaml")
+    file.write_bytes(f"{head}{top}    {before}{tail}".encode())
+    request = HandlerRequest(route="stripe", type="plan.created", module="fresh.plan")
+    made = write_handler(file, request)
+    assert file.read_bytes().decode() == f"{head}{top}    {after or before}{tail}"
+    assert made.to_add == ("schema: [handlers/schema.sql]", *to_add)
+    assert made.name == "fresh.plan.on_plan_created"
 
 
 def _stripe(**fields: Any) -> dict[str, Any]:
@@ -125,10 +88,8 @@ def _stripe(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_second_handler_of_a_kind_writes_the_columns_of_the_first() -> None:
-    first = read_subject("stripe", "invoice.paid", _stripe(status="paid", customer="cus_1"))
-    second = read_subject(
-        "stripe", "invoice.sent", _stripe(status="open", customer=None, paid=True)
-    )
+    first = read_row("stripe", "invoice.paid", _stripe(status="paid", customer="cus_1"))
+    second = read_row("stripe", "invoice.sent", _stripe(status="open", customer=None, paid=True))
     table = choose_table(first, "on_paid", [])
     shared = choose_table(second, "on_sent", [table.sql])
     assert (shared.name, shared.sql) == ("invoices", "")
@@ -136,7 +97,7 @@ def test_a_second_handler_of_a_kind_writes_the_columns_of_the_first() -> None:
 
 
 def test_a_table_with_other_columns_is_left_alone() -> None:
-    subject = read_subject("stripe", "invoice.paid", _stripe(status="paid"))
+    subject = read_row("stripe", "invoice.paid", _stripe(status="paid"))
     others = "create table invoices (\n    id text primary key,\n    total numeric not null\n);\n"
     table = choose_table(subject, "on_paid", [others])
     assert (table.name, "create table if not exists on_paid (" in table.sql) == ("on_paid", True)
@@ -146,24 +107,24 @@ def test_a_table_with_other_columns_is_left_alone() -> None:
 
 def test_secrets_and_peoples_data_of_an_event_get_no_column() -> None:
     payload = _stripe(client_secret="s", customer_email="a@b.c", hosted_invoice_url="u", plan="x")
-    subject = read_subject("stripe", "invoice.paid", payload)
+    subject = read_row("stripe", "invoice.paid", payload)
     assert [column.name for column in subject.values] == ["plan"]
 
 
 def test_a_reserved_word_of_sql_is_quoted() -> None:
-    subject = read_subject("stripe", "invoice.paid", _stripe(default=True))
+    subject = read_row("stripe", "invoice.paid", _stripe(default=True))
     assert '"default" boolean' in choose_table(subject, "f", []).sql
 
 
 def test_an_event_without_an_object_is_a_row_of_its_own() -> None:
-    subject = read_subject("github", "push", {"ref": "main", "repository": {"full_name": "a/b"}})
+    subject = read_row("github", "push", {"ref": "main", "repository": {"full_name": "a/b"}})
     assert [column.source for column in subject.key] == ["event.id"]
     assert subject.version == "event.received_at"
 
 
 def test_a_member_is_one_row_for_each_repository() -> None:
     payload = {"member": {"id": 7, "login": "ann"}, "repository": {"id": 1, "full_name": "a/b"}}
-    subject = read_subject("github", "member.added", payload)
+    subject = read_row("github", "member.added", payload)
     assert [column.name for column in subject.key] == ["repository_id", "member_id"]
     assert "primary key (repository_id, member_id)" in choose_table(subject, "f", []).sql
 
@@ -190,7 +151,7 @@ def test_a_type_without_a_sample_can_be_known(provider: str, type: str) -> None:
         ("stripe", "invoice.snt", "invoice.sent"),
         ("github", "pull.opened", "pull_request.opened"),
         ("github", "issues.unlockd", "issues.unlocked"),
-        ("stripe", "a.b", None),
+        ("stripe", "mine.b", None),
     ],
 )
 def test_an_unknown_type_is_refused_with_what_was_meant(
