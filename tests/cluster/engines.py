@@ -25,15 +25,17 @@ class _Placed(Engine):
 
     host: Host
 
-    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, command: list[str], stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         if not self.host.enter:
-            return super()._spawn(command)
+            return super()._spawn(command, stdin)
         account = self._home.account
         # Only root may enter: the account is left for the engine's own afterwards.
         drop = [] if account is None else _dropping(account.uid, account.gid)
         self._logged_bytes = process.shorten(self._log)
         command = [*self.host.enter, *drop, *command]
-        return process.spawn(command, home=self.home, log=self._log, account=None)
+        return process.spawn(command, home=self.home, log=self._log, account=None, stdin=stdin)
 
 
 class Node(_Placed, Postgres):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,13 +20,15 @@ from gateway.dev.embedded.home import EngineHome, HomeLock, settle
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
+PING_TIMEOUT_S = 5.0
 LOG_LINES_SHOWN = 6
 
 PORT = 5432
 USER = "gateway"
 DATABASE = "gateway"
-MAINTENANCE_DATABASE = "postgres"
 SOCKET = f".s.PGSQL.{PORT}"
+STATUS_LINE = 7
+"""Index of the status in postmaster.pid (Postgres: src/include/utils/pidfile.h)."""
 
 OPTIONS: Mapping[str, str] = {
     "listen_addresses": "",
@@ -162,10 +165,12 @@ class Engine(ABC):
     def _log(self) -> Path:
         return self.home / f"{self.name.lower()}.log"
 
-    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, command: list[str], stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         account = self._home.account
         self._logged_bytes = process.shorten(self._log)
-        return process.spawn(command, home=self.home, log=self._log, account=account)
+        return process.spawn(command, home=self.home, log=self._log, account=account, stdin=stdin)
 
     def _launch(self) -> None:
         self._process = self._spawn(self._command())
@@ -273,29 +278,30 @@ class Postgres(Engine):
             self._create()
 
     def _create(self) -> None:
-        """Run initdb in a draft directory and rename it, so that an interrupted run
+        """Make the database in a draft directory and rename it, so that an interrupted run
         leaves no half database.
         """
         draft = self.home / "draft"
         shutil.rmtree(draft, ignore_errors=True)
-        command = [str(self._binaries.directory / "initdb"), "-D", str(draft), "-U", USER]
-        command += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
-        command += [] if self._durable else ["--no-sync"]
-        with self._spawn(command) as initdb:
-            if initdb.wait() != 0:
+        initdb = [str(self._binaries.directory / "initdb"), "-D", str(draft), "-U", USER]
+        initdb += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
+        single = [str(self._binaries.server), "--single", "-D", str(draft), "postgres"]
+        if not self._durable:
+            initdb.append("--no-sync")
+            single.insert(2, "-F")
+        for command, text in ((initdb, ""), (single, f"CREATE DATABASE {DATABASE}\n")):
+            with self._spawn(command, stdin=subprocess.PIPE) as made:
+                made.communicate(text.encode())
+            if made.returncode != 0:
                 raise self._failure("could not create its data directory")
         draft.rename(self._data)
         if self._durable:
             _sync(self.home)
 
     def _ready(self) -> bool:
-        refusal = process.query(self._socket, user=USER, database=DATABASE)
-        if refusal == process.DATABASE_MISSING:
-            create = f"CREATE DATABASE {DATABASE}"
-            refusal = process.query(
-                self._socket, user=USER, database=MAINTENANCE_DATABASE, sql=create
-            )
-        return refusal is None
+        # pg_ctl, too, waits for this status of a primary or a standby.
+        lines = self._pidfile.read_text().splitlines()
+        return len(lines) > STATUS_LINE and lines[STATUS_LINE].strip() in {"ready", "standby"}
 
 
 def _sync(directory: Path) -> None:
@@ -355,4 +361,9 @@ class Redis(Engine):
         self._socket.unlink(missing_ok=True)
 
     def _ready(self) -> bool:
-        return process.ping(self._socket)
+        """Return whether Redis answers. It does not while it loads its data."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PING_TIMEOUT_S)
+            connection.connect(str(self._socket))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
