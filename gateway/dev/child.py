@@ -70,7 +70,7 @@ class Child:
         """
         delay_s = RESTART_S[0]
         while not self._stopping.is_set():
-            process = self.process or await self._start()
+            process = self.process or await self._restart()
             self._handed_over.clear()
             await unless(self._stopping, process.wait(), self._handed_over.wait())
             if self._stopping.is_set() or process is not self.process:
@@ -81,10 +81,9 @@ class Child:
             delay_s = min(delay_s * 2, RESTART_S[1])
             if process is self.process:
                 self.process = None
-        await asyncio.gather(*map(self._end, self._alive()), *self._leaving)
 
-    async def start_another(self) -> Process:
-        """Start a second process and return it when it is ready.
+    async def start(self) -> Process:
+        """Start a process, beside the current one if any, and return it when it is ready.
 
         Raises CommandFailed if it never is.
         """
@@ -101,7 +100,7 @@ class Child:
         heard = await hearing
         os.close(hears)
         if not heard:
-            raise CommandFailed(f"the new `gateway {self.name}` did not start")
+            raise CommandFailed(f"`gateway {self.name}` did not start")
         return process
 
     async def hand_over(self, process: Process) -> None:
@@ -131,6 +130,10 @@ class Child:
         for process in self._alive():
             _terminate(process)
 
+    async def ended(self) -> None:
+        """Wait until all processes have ended, after `stop`."""
+        await asyncio.gather(*map(self._end, self._alive()), *self._leaving)
+
     def hang_up(self) -> None:
         """Send SIGHUP to the processes, which makes them reload their secrets."""
         for process in self._alive():
@@ -140,7 +143,7 @@ class Child:
     def _alive(self) -> list[Process]:
         return [process for process in self._spawned if process.returncode is None]
 
-    async def _start(self) -> Process:
+    async def _restart(self) -> Process:
         process = await self._spawn()
         if self.process is None:
             self.process = process

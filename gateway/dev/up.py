@@ -14,7 +14,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-import httpx
 import structlog
 
 from gateway.base.errors import CommandFailed, EngineFailed
@@ -32,7 +31,7 @@ from gateway.config.routes import Config, load_config, valid_references
 from gateway.config.settings import Settings, load_settings
 from gateway.console.front import console_access
 from gateway.console.request import PREFIX
-from gateway.dev.child import READY_WITHIN_S, Child, unless
+from gateway.dev.child import Child, unless
 from gateway.dev.embedded import Postgres, Redis
 from gateway.dev.reloading import DevReloader, Reload
 from gateway.http.listening import listen
@@ -42,12 +41,12 @@ from gateway.ledger.names import prepare_routes
 from gateway.privacy.encryption import KEY_BYTES
 from gateway.providers.provider import make_secret
 
-LOOK_EVERY_S: Final = 0.1
 ENGINES_EVERY_S: Final = 1.0
 STOP_MARGIN_S: Final = 10.0
+URLS: Final = {"Postgres": "GATEWAY_DATABASE_URL", "Redis": "GATEWAY_REDIS_URL"}
+"""The settings that say where the engines are."""
 
 log = structlog.get_logger("gateway.up")
-
 
 PRIVATE: Final = 0o600
 """Any process that can open a lock file can hold the lock."""
@@ -96,6 +95,10 @@ def run_up(
         settings = load_settings(variables)
         load_project(settings, environ=variables, with_secrets=True, with_api_keys=True)
         url = f"http://{settings.host}:{settings.port}"
+        tokens = {
+            "GATEWAY_ADMIN_TOKEN": settings.admin_token,
+            "GATEWAY_READ_TOKEN": settings.read_token,
+        }
         started = Started(
             url=url,
             engines=tuple(engine.description for engine in engines),
@@ -103,19 +106,12 @@ def run_up(
             config=config,
             reloads=tell_reload is not None,
             console_url=None if console_access(settings).is_off else f"{url}{PREFIX}/",
-            console_tokens=tuple(_set_tokens(settings)),
+            console_tokens=tuple(name for name, token in tokens.items() if token is not None),
         )
         supervisor = Supervisor(
             variables, started, engines=engines, listener=listener, hangup=hangup
         )
         asyncio.run(supervisor.run(tell, tell_reload))
-
-
-def _set_tokens(settings: Settings) -> Iterator[str]:
-    if settings.admin_token is not None:
-        yield "GATEWAY_ADMIN_TOKEN"
-    if settings.read_token is not None:
-        yield "GATEWAY_READ_TOKEN"
 
 
 @contextlib.contextmanager
@@ -157,17 +153,13 @@ def _start_engines(
     """Start the engines for which no URL is set. They stop with the stack."""
     engines: list[Postgres | Redis] = []
     if settings.database_url is None:
-        postgres = Postgres(settings.data_dir / "postgres", source=settings.engines)
-        stack.callback(postgres.stop)
-        postgres.start()
-        variables["GATEWAY_DATABASE_URL"] = postgres.url
-        engines.append(postgres)
+        engines.append(Postgres(settings.data_dir / "postgres", source=settings.engines))
     if settings.redis_url is None:
-        redis = Redis(settings.data_dir / "redis", source=settings.engines)
-        stack.callback(redis.stop)
-        redis.start()
-        variables["GATEWAY_REDIS_URL"] = redis.url
-        engines.append(redis)
+        engines.append(Redis(settings.data_dir / "redis", source=settings.engines))
+    for engine in engines:
+        stack.callback(engine.stop)
+        engine.start()
+        variables[URLS[engine.name]] = engine.url
     return tuple(engines)
 
 
@@ -240,10 +232,11 @@ class Supervisor:
         await unless(self._stopping, self._migrate(self._started.config))
         if self._stopping.is_set():
             return
-        works = [self._serve.keep_running(), self._worker.keep_running(), self._watch_engines()]
+        works = [self._worker.keep_running(), self._watch_engines()]
         parts = [asyncio.create_task(work) for work in works]
         try:
-            await self._ready()
+            await unless(self._stopping, self._start_serve())
+            parts.append(asyncio.create_task(self._serve.keep_running()))
             self._record()
             if not self._stopping.is_set():
                 tell(self._started)
@@ -257,6 +250,10 @@ class Supervisor:
             if not self._stopping.is_set():
                 self._stop()
             await asyncio.gather(*parts)
+            await asyncio.gather(self._serve.ended(), self._worker.ended())
+
+    async def _start_serve(self) -> None:
+        await self._serve.hand_over(await self._serve.start())
 
     def _reloader(self) -> DevReloader:
         return DevReloader(
@@ -281,7 +278,7 @@ class Supervisor:
             await self._migrate(config)
         children = (self._serve, self._worker)
         started = await asyncio.gather(
-            *(child.start_another() for child in children), return_exceptions=True
+            *(child.start() for child in children), return_exceptions=True
         )
         failed = [result for result in started if isinstance(result, BaseException)]
         working = [
@@ -320,22 +317,6 @@ class Supervisor:
             engine.start()
         except EngineFailed as error:
             log.error("engine_does_not_start", error=str(error))
-
-    async def _ready(self) -> None:
-        """Wait until `serve` is ready. Raises CommandFailed if it ends or takes too long."""
-        deadline = asyncio.get_running_loop().time() + READY_WITHIN_S
-        async with httpx.AsyncClient(timeout=2, trust_env=False) as client:
-            while not self._stopping.is_set():
-                serving = self._serve.process
-                if serving is not None and serving.returncode is not None:
-                    raise CommandFailed(f"`gateway serve` ended with code {serving.returncode}")
-                with contextlib.suppress(httpx.TransportError):
-                    answer = await client.get(f"{self._started.url}/readyz")
-                    if answer.status_code == httpx.codes.OK:
-                        return
-                if asyncio.get_running_loop().time() > deadline:
-                    raise CommandFailed(f"`gateway serve` is not ready on {self._started.url}")
-                await asyncio.sleep(LOOK_EVERY_S)
 
     def _record(self) -> None:
         secrets = self._settings.dev_secrets

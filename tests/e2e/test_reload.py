@@ -105,7 +105,7 @@ async def test_a_saved_handler_takes_effect_and_a_mistake_leaves_the_last_good_o
     assert await reloading.notes(await reloading.send()) == ["second"]
 
     told = await reloading.save(HANDLERS_FILE, noting("third") + NO_MAILER, told="goes on")
-    assert "error: the new `gateway worker` did not start" in told
+    assert "error: `gateway worker` did not start" in told
     assert await reloading.notes(await reloading.send()) == ["second"]
 
     more = '@handler("customer.created")\nasync def more(event: Event, ctx: Context) -> None: ...\n'
