@@ -10,13 +10,13 @@ import os
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from watchfiles import Change, awatch
+from watchfiles import awatch
 
 from gateway.base.errors import CommandFailed, GatewayError
 from gateway.config.routes import Config, load_config
@@ -33,75 +33,38 @@ LOOK_EVERY_MS: Final = 1000
 all on some shared folders.
 """
 
-Contents = Mapping[Path, bytes]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """The packages of the handlers, and single files."""
+class WatchedFiles:
+    """The files that a reload follows: the packages of the handlers, and single files."""
 
     packages: frozenset[Path]
     files: frozenset[Path]
 
-    def read(self) -> Contents:
-        """Return a digest of each file, so that saving unchanged content
-        does not count as a change.
-        """
-        return dict(_digests(self._present()))
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        here = Path.cwd()
+        tops = {module.partition(".")[0] for route in config.routes for module in route.handlers}
+        single = {config.file, *config.schema, *(Path(f"{top}.py") for top in tops)}
+        return cls(
+            packages=frozenset(here / top for top in tops),
+            files=frozenset(here / file for file in single),
+        )
 
-    def _present(self) -> Iterator[Path]:
-        yield from self.files
-        for package in self.packages:
-            yield from package.rglob("*.py")
+    def read(self) -> Mapping[Path, bytes]:
+        """Return a digest of each file: saving a file without a change does not count as one."""
+        found = {}
+        modules = (file for package in self.packages for file in package.rglob("*.py"))
+        for file in (*self.files, *modules):
+            with suppress(OSError):  # an unreadable file counts as missing; the check reports it
+                found[file] = hashlib.sha256(file.read_bytes()).digest()
+        return found
 
-    async def stirrings(self, stopping: asyncio.Event) -> AsyncGenerator[None, None]:
-        """Yield whenever files may have changed, until `stopping` is set."""
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every change
-        async for _ in awatch(
-            *self._folders(),
-            watch_filter=_is_source,
-            step=QUIET_MS,
-            rust_timeout=LOOK_EVERY_MS,
-            yield_on_timeout=True,
-            stop_event=stopping,
-        ):
-            yield
-
-    def _folders(self) -> list[Path]:
+    def folders(self) -> list[Path]:
         # Exclude the project's own folder, which contains its virtual
         # environment and data directory.
         around = {file.parent for file in self.files} - {Path.cwd(), *Path.cwd().parents}
         return [folder for folder in {*self.packages, *around} if folder.is_dir()]
-
-
-def watched_by(config: Config) -> Watched:
-    """Return the files that `gateway up --reload` watches for this configuration."""
-    here = Path.cwd()
-    tops = {module.partition(".")[0] for route in config.routes for module in route.handlers}
-    modules = {here / f"{top}.py" for top in tops}
-    return Watched(
-        packages=frozenset(here / top for top in tops),
-        files=frozenset({*modules, here / config.file, *(here / file for file in config.schema)}),
-    )
-
-
-def differing(before: Contents, after: Contents) -> tuple[Path, ...]:
-    """Return the files that were added, removed or changed."""
-    either = before.keys() | after.keys()
-    return tuple(sorted(file for file in either if before.get(file) != after.get(file)))
-
-
-def _digests(files: Iterator[Path]) -> Iterator[tuple[Path, bytes]]:
-    for file in files:
-        try:
-            content = file.read_bytes()
-        except OSError:
-            continue  # treat an unreadable file as missing; the check reports it
-        yield file, hashlib.sha256(content).digest()
-
-
-def _is_source(_: Change, path: str) -> bool:
-    return "__pycache__" not in path
 
 
 CHECK_WITHIN_S: Final = 30.0
@@ -136,7 +99,7 @@ class DevReloader:
         take_over: TakeOver,
     ) -> None:
         self._file = config.file
-        self._watched = watched_by(config)
+        self._watched = WatchedFiles.of(config)
         self._seen = self._watched.read()
         self._is_schema_due = False
         self._stopping = stopping
@@ -145,13 +108,22 @@ class DevReloader:
 
     async def reload_forever(self, tell: Callable[[Reload], None]) -> None:
         """Reload after each change until `stopping` is set, and call `tell` with the result."""
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every change
         while not self._stopping.is_set():
             watched = self._watched
-            async with aclosing(watched.stirrings(self._stopping)) as stirrings:
+            stirrings = awatch(
+                *watched.folders(),
+                watch_filter=lambda _, path: "__pycache__" not in path,
+                step=QUIET_MS,
+                rust_timeout=LOOK_EVERY_MS,
+                yield_on_timeout=True,
+                stop_event=self._stopping,
+            )
+            async with aclosing(stirrings):
                 async for _ in stirrings:
-                    contents = await asyncio.to_thread(watched.read)
-                    changed = differing(self._seen, contents)
-                    self._seen = contents
+                    before, self._seen = self._seen, await asyncio.to_thread(watched.read)
+                    either = before.keys() | self._seen.keys()
+                    changed = [f for f in sorted(either) if before.get(f) != self._seen.get(f)]
                     if changed:
                         await unless(self._stopping, self._reload(changed, tell))
                     if self._watched != watched:
@@ -166,7 +138,7 @@ class DevReloader:
             problems = str(error).splitlines()
         except TROUBLE as error:
             problems = [describe(error)]
-        files = tuple(map(_shown, changed))
+        files = tuple(map(os.path.relpath, changed))
         took_s = time.monotonic() - started_at
         tell(Reload(files=files, took_s=took_s, problems=tuple(problems)))
 
@@ -174,7 +146,7 @@ class DevReloader:
         # Keep the flag until a reload succeeds: the fix of an error may be saved in another file.
         self._is_schema_due |= any(file.suffix != ".py" for file in changed)
         config = load_config(self._file)
-        watched = watched_by(config)
+        watched = WatchedFiles.of(config)
         if watched != self._watched:  # before the check: the file that it misses may be saved next
             self._watched, self._seen = watched, await asyncio.to_thread(watched.read)
         await _check(self._prepare(config))
@@ -207,10 +179,6 @@ async def _check(variables: Mapping[str, str]) -> None:
             process.kill()
     if process.returncode:
         raise CommandFailed(_complaints(errors.decode(errors="replace")))
-
-
-def _shown(file: Path) -> str:
-    return os.path.relpath(file)
 
 
 def _complaints(errors: str) -> str:

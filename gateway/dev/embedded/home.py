@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,35 +64,17 @@ def engine_account(*homes: Path) -> EngineAccount | None:
     """Return the owner of existing data, or else the first account of NAMES. None if not root."""
     if os.geteuid() != ROOT:
         return None
-    found = [*map(_owner, homes), *map(_named, NAMES)]
-    for account in found:
-        if account is not None:
-            return account
+    owners = [home.stat().st_uid for home in homes if _holds_data(home)]
+    known: list[int | str] = [*owners, *NAMES]
+    for account in known:
+        with suppress(KeyError):
+            entry = pwd.getpwnam(account) if isinstance(account, str) else pwd.getpwuid(account)
+            if entry.pw_uid != ROOT:
+                return EngineAccount(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
     raise EngineFailed(
         f"Postgres refuses to run as root, and there is no account {' or '.join(NAMES)} "
         "to run it as: start the gateway as an ordinary user"
     )
-
-
-def _owner(home: Path) -> EngineAccount | None:
-    if not home.is_dir() or not any(home.iterdir()):
-        return None
-    uid = home.stat().st_uid
-    try:
-        return None if uid == ROOT else _account(pwd.getpwuid(uid))
-    except KeyError:
-        return None
-
-
-def _named(name: str) -> EngineAccount | None:
-    try:
-        return _account(pwd.getpwnam(name))
-    except KeyError:
-        return None
-
-
-def _account(entry: pwd.struct_passwd) -> EngineAccount:
-    return EngineAccount(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid)
 
 
 # sun_path holds 104 bytes on macOS and 108 on Linux. This leaves room for the socket's name.
