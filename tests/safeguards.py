@@ -217,7 +217,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a run is settled only in the transaction that began with its lease",
-        "gateway/ledger/migrations/0023_transactions.sql",
+        "function gateway.settle_done",
         "    if coalesce(proof, '') = '' or current_setting('gateway.transaction', true)"
         " is distinct from proof then\n",
         "    if false then\n",

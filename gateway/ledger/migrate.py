@@ -118,22 +118,23 @@ async def migrate(connection: Connection, schema: Sequence[SchemaFile]) -> tuple
 
 
 async def _apply(connection: Connection, migrations: Sequence[Migration]) -> tuple[str, ...]:
-    if not await _keeps_count(connection):
+    present = await applied_version(connection)
+    _check_older(present, migrations)
+    await _check_newer(connection, present, migrations[-1].version)
+    if not present:
         async with _alone(connection):
             await connection.execute(
                 "create schema if not exists gateway;"
                 "create table if not exists gateway.migrations ("
                 "version integer primary key, name text not null, checksum text not null,"
-                "applied_at timestamptz not null default now());"
-                "alter table gateway.migrations add column if not exists oldest_code integer"
+                "applied_at timestamptz not null default now(), oldest_code integer)"
             )
-    present = await applied_version(connection)
-    await _check_newer(connection, present, migrations[-1].version)
     return tuple(
         [
             migration.name
-            for migration in migrations[present:]
-            if await _in_one_commit(
+            for migration in migrations
+            if migration.version > present
+            and await _in_one_commit(
                 connection, migration.name, partial(_apply_one, connection, migration)
             )
         ]
@@ -150,19 +151,6 @@ async def _alone(connection: Connection) -> AsyncIterator[None]:
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock($1)", LOCK, timeout=WORK_S)
         yield
-
-
-async def _keeps_count(connection: Connection) -> bool:
-    """Return whether the table of migrations is up to date, as it nearly always is.
-
-    Altering the table anyway would wait for every dump that reads it, and block all other users,
-    too.
-    """
-    is_so: bool = await connection.fetchval(
-        "select exists (select from pg_attribute where attname = 'oldest_code'"
-        " and attrelid = to_regclass('gateway.migrations'))"
-    )
-    return is_so
 
 
 async def _apply_one(connection: Connection, migration: Migration) -> bool:
@@ -274,12 +262,25 @@ async def check_version(connection: Connection) -> None:
     """Raise an error if this code cannot work with the ledger."""
     if await connection.fetchval("select current_setting('transaction_read_only')") == "on":
         raise StorageUnavailable("Postgres is read-only: a standby, or set so")
-    present, wanted = await applied_version(connection), read_migrations()[-1].version
+    migrations, present = read_migrations(), await applied_version(connection)
+    wanted = migrations[-1].version
+    _check_older(present, migrations)
     await _check_newer(connection, present, wanted)
     if present < wanted:
         raise SchemaMismatch(
             f"the database's gateway schema is at version {present}, this code needs {wanted}: "
             "run `gateway migrate`"
+        )
+
+
+def _check_older(present: int, migrations: Sequence[Migration]) -> None:
+    """Raise an error if the schema is older than the first migration, which creates all of it."""
+    first = migrations[0].version
+    if 0 < present < first:
+        raise SchemaMismatch(
+            f"the database's gateway schema is at version {present}, which was never released and"
+            f" cannot be upgraded to {first}: start with an empty database (docs/releases.md says"
+            " how), or go on with the code of that schema"
         )
 
 

@@ -4,8 +4,6 @@
 """
 
 import asyncio
-import shutil
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -13,20 +11,17 @@ from typing import Final
 import asyncpg
 import pytest
 
-import gateway
 from gateway.ledger.migrate import read_migrations
 from tests.support.ledger import Reader
 from tests.support.ports import free_port
 from tests.support.processes import Project, Serving
 from tests.support.proxy import haproxy
-from tests.support.rolling import Fleet, end, put_poolers_between, steady_load
-from tests.support.versions import NoHistory, find_older, has, unpack
+from tests.support.rolling import Fleet, end, migrate, put_poolers_between, steady_load
+from tests.support.versions import MIGRATIONS, REPOSITORY, add_migration, find_older, unpack
 from tests.support.waiting import until
 
 SIZE: Final = 3
 SENDERS: Final = 3
-THROUGH_POOLERS: Final = "gateway/ledger/servers.py"
-"""Code without this file does not know PgBouncer."""
 ADDITION: Final = """-- A column of which older code knows nothing.
 -- oldest code: {oldest}
 
@@ -35,30 +30,16 @@ alter table gateway.deliveries add column upgraded boolean not null default fals
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Path | None:
-    """The code before the newest migration, if that one lets it live on; None: there is none."""
-    *_, before, newest = read_migrations()
-    try:
-        if newest.oldest_code > before.version or not has(find_older(), THROUGH_POOLERS):
-            return None
-        unpack(find_older(), tmp_path / "older")
-    except NoHistory:
-        return None
-    return tmp_path / "older"
+def versions(tmp_path: Path) -> tuple[Path, Path]:
+    """The code before and after the newest migration, if that one lets the older code live on.
 
-
-@pytest.fixture
-def versions(older: Path | None, tmp_path: Path) -> tuple[Path, Path]:
-    """The code before and after a migration: this one with a migration more, if need be."""
-    package = Path(gateway.__file__).parent
-    if older is not None:
-        return older, package.parent
-    newer = tmp_path / "newer"
-    shutil.copytree(package, newer / "gateway")
-    number = read_migrations()[-1].version
-    file = newer / "gateway" / "ledger" / "migrations" / f"{number + 1:04}_addition.sql"
-    file.write_text(ADDITION.format(oldest=number), encoding="utf-8")
-    return package.parent, newer
+    If not, or if there is no older code: this code, and this code with a migration more.
+    """
+    newest, directory = read_migrations()[-1], tmp_path / "version"
+    older = find_older()
+    if older is not None and newest.oldest_code < newest.version:
+        return unpack(older, directory), REPOSITORY
+    return REPOSITORY, add_migration(directory, ADDITION.format(oldest=newest.version))
 
 
 @pytest.mark.timeout(600)
@@ -71,7 +52,7 @@ async def test_every_replica_is_upgraded_under_load_and_nobody_notices(
 ) -> None:
     old_code, new_code = versions
     project = Project(tmp_path / "project", empty_database_url, redis_url)
-    await migrate(project, old_code, empty_database_url)
+    await migrate(project, old_code)
     ports = [free_port() for _ in range(SIZE)]
     with ExitStack() as stack:
         redis = put_poolers_between(project, stack, engine_dir)
@@ -83,7 +64,8 @@ async def test_every_replica_is_upgraded_under_load_and_nobody_notices(
         await Serving(proxy, url).ready()
         async with steady_load(url, SENDERS) as answers:
             await answers.grow()
-            await migrate(project, new_code, empty_database_url)
+            # Past PgBouncer: a migration holds a lock of its session.
+            await migrate(project, new_code, GATEWAY_DATABASE_URL=empty_database_url)
             for port, one in zip(ports, serving, strict=True):
                 await answers.grow()
                 await end(one.running)
@@ -120,14 +102,5 @@ async def all_done(ledger: Reader, n: int) -> bool:
     return await ledger.statuses() == {"done": n}
 
 
-async def migrate(project: Project, code: Path, database_url: str) -> None:
-    """Past PgBouncer: a migration holds a lock of its session."""
-    command = [sys.executable, "-m", "gateway", "migrate"]
-    environ = {"PYTHONPATH": str(code), "GATEWAY_DATABASE_URL": database_url}
-    with project.started(command, **environ) as running:
-        assert await asyncio.to_thread(running.process.wait, 60) == 0, running.output
-
-
 def newest(code: Path) -> int:
-    files = (code / "gateway" / "ledger" / "migrations").glob("*.sql")
-    return max(int(file.name[:4]) for file in files)
+    return max(int(file.name[:4]) for file in (code / MIGRATIONS).glob("*.sql"))

@@ -1,6 +1,7 @@
 """`gateway migrate`, killed in the middle: the ledger is as it was, and the next one goes on."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import asyncpg
 import pytest
 
 from gateway.ledger.connection import Connection
-from gateway.ledger.migrate import migrate, read_migrations
+from gateway.ledger.migrate import read_migrations
 from tests.support.processes import Project
+from tests.support.versions import add_migration
 from tests.support.waiting import until
 
 MIGRATING = """
@@ -18,14 +20,15 @@ where application_name = 'gateway migrate' and datname = current_database()
 """
 
 
+LATER = """alter table gateway.deliveries add column later integer;
+alter table gateway.attempts add column later integer;
+"""
+
+
 @pytest.fixture
-async def old(empty_database_url: str) -> AsyncIterator[Connection]:
-    """A look into a ledger at schema 1, with a row."""
-    connection = await asyncpg.connect(empty_database_url)
-    first = read_migrations()[:1]
-    with pytest.MonkeyPatch.context() as older:
-        older.setattr("gateway.ledger.migrate.read_migrations", lambda: first)
-        await migrate(connection, ())
+async def looking(database_url: str) -> AsyncIterator[Connection]:
+    """A look into a ledger at the newest schema, with a row."""
+    connection = await asyncpg.connect(database_url)
     await connection.execute(
         "insert into gateway.deliveries (route, event_id, handler) values ('stripe', 'evt_1', 'h')"
     )
@@ -34,29 +37,31 @@ async def old(empty_database_url: str) -> AsyncIterator[Connection]:
 
 
 async def test_a_killed_migration_leaves_the_old_schema_and_the_next_one_goes_on(
-    tmp_path: Path, empty_database_url: str, old: Connection, redis_url: str
+    tmp_path: Path, project: Project, looking: Connection
 ) -> None:
-    project = Project(tmp_path, empty_database_url, redis_url)
+    newer = add_migration(tmp_path / "newer", LATER)
+    migrate = [sys.executable, "-m", "gateway", "migrate"]
+    version = read_migrations()[-1].version
 
     async def migrating(having: str = "true") -> bool:
-        return bool(await old.fetchval(f"{MIGRATING} and {having}"))
+        return bool(await looking.fetchval(f"{MIGRATING} and {having}"))
 
     async def gone() -> bool:
         return not await migrating()
 
-    # It has made types and changed `deliveries` when it comes to `attempts`, and waits.
-    holding = await asyncpg.connect(empty_database_url)
+    # It has locked `deliveries` when it comes to `attempts`, and waits.
+    holding = await asyncpg.connect(project.environ["GATEWAY_DATABASE_URL"])
     async with holding.transaction():
         await holding.execute("lock table gateway.attempts in share mode")
-        with project.process("migrate") as process:
+        with project.started(migrate, PYTHONPATH=str(newer)) as process:
             await until(lambda: migrating("wait_event_type = 'Lock' and wait_event = 'relation'"))
             process.kill()
     await holding.close()
     await until(gone)
-    assert await old.fetchval("select max(version) from gateway.migrations") == 1
-    assert await old.fetchval("select to_regtype('gateway.delivery_status')") is None
-    told = await asyncio.to_thread(project.run, "migrate")
-    assert told.returncode == 0, told.stderr
-    assert "applied 0002_settle" in told.stdout
-    assert await old.fetchval("select status::text from gateway.deliveries") == "pending"
-    assert await old.fetchval("select count(*) from gateway.migrations") == len(read_migrations())
+    assert await looking.fetchval("select max(version) from gateway.migrations") == version
+    with project.started(migrate, PYTHONPATH=str(newer)) as process:
+        assert await asyncio.to_thread(process.process.wait, 60) == 0, process.output
+        assert f"applied {version + 1:04}_added" in process.output
+    assert await looking.fetchval("select status::text from gateway.deliveries") == "pending"
+    assert await looking.fetchval("select later from gateway.deliveries") is None
+    assert await looking.fetchval("select max(version) from gateway.migrations") == version + 1

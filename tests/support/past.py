@@ -1,7 +1,7 @@
 """A ledger that has lived: the rows of tests/past/, written while each schema was the newest.
 
-Plain SQL, one file per schema, and none of our code: today's could not have written them. Like
-migrations, they are added to and not edited.
+Plain SQL, one file per schema, and none of our code: today's could not have written them. Once a
+schema is released, its file is not edited any more.
 """
 
 import hashlib
@@ -19,18 +19,17 @@ ERRORS: Final = {
     "dead": "Traceback: ValueError: boom",
     "sealed": "Traceback: no such customer as Zebra-4711",
 }
-"""By event: how its only attempt ended."""
+"""The error of the only attempt of each event."""
 
 RESULTS: Final = {"acted": {"id": "re_1"}, "sealed": {"id": "re_2"}}
-"""By event: what came of its effect `receipt`."""
+"""The result of the effect `receipt` of each event."""
 
 
 def lived_at(version: int) -> str:
-    """What was written while this schema was the newest: nothing, where it let in no new kind."""
+    """Return the SQL for rows of the kinds that this schema has added, if it has."""
     file = DIRECTORY / f"{version:04}.sql"
     return file.read_text(encoding="utf-8") if file.exists() else "select"
 
 
 def body_of(event_id: str) -> bytes:
-    """What an event brought."""
     return f'{{"id":"{event_id}","n":1}}'.encode()

@@ -102,6 +102,13 @@ def put_poolers_between(project: Project, stack: ExitStack, directory: Path) -> 
     return redis
 
 
+async def migrate(project: Project, code: Path, **environ: str) -> None:
+    """Run `gateway migrate` of the code in that directory to its end."""
+    command = [sys.executable, "-m", "gateway", "migrate"]
+    with project.started(command, PYTHONPATH=str(code), **environ) as running:
+        assert await asyncio.to_thread(running.process.wait, 60) == 0, running.output
+
+
 async def end(running: Running) -> None:
     running.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(running.process.wait, 30) == 0, running.output

@@ -86,8 +86,8 @@ async def _schema(connection: Connection) -> Finding:
     try:
         await check_version(connection)
     except SchemaMismatch as error:
-        advice = "run `gateway migrate`" if present < wanted else "upgrade the gateway"
-        return problem(POSTGRES, str(error).partition(": run")[0].partition(": upgrade")[0], advice)
+        found, _, advice = str(error).partition(": ")
+        return problem(POSTGRES, found, advice)
     except StorageUnavailable as error:
         return problem(POSTGRES, str(error), "name the primary in GATEWAY_DATABASE_URL")
     if present > wanted:
