@@ -49,9 +49,10 @@ test-pgbouncer: $(READY) ## runs, orders and faults once more, through a real Pg
 safeguards: $(READY) ## remove each safeguard in turn and expect its test to fail (SINCE=commit: not those that were red since)
 	@$(BIN)/python -m tests.run_safeguards $(if $(SINCE),--since $(SINCE))
 
-docs: $(READY) ## write the tables of docs/routes.md (from the schema) and docs/reliability.md (the safeguards)
+docs: $(READY) ## write the tables of docs/routes.md (from the schema of the file) and docs/reliability.md (the safeguards), and gateway/ledger/schema.sql
 	@$(BIN)/python -m tests.reference
 	@$(BIN)/python -m tests.safeguards
+	@$(BIN)/python -m tests.schema
 
 screenshots: $(READY) ## take the pictures of docs/console.md, with a real browser
 	@$(BIN)/python -m tests.screenshots

@@ -27,12 +27,10 @@ from xml.etree import ElementTree as ET
 import asyncpg
 import pytest
 
-from gateway.dev.embedded import Postgres
 from gateway.ledger.migrate import read_migrations
-from gateway.testing.throwaway import fastest_place
 from tests.safeguards import ROOT, SAFEGUARDS, Misplaced, Safeguard, cut
 from tests.soak import describe_code
-from tests.support.schema import dump_schema, migrations_without
+from tests.support.schema import dump_schema, migrations_without, temporary_postgres
 
 COPIED: Final = ("gateway", "tests", "handlers", "config", "bench", "deploy", "pyproject.toml")
 RECORD: Final = ROOT / "safeguards.jsonl"
@@ -187,22 +185,9 @@ def find_misplaced(safeguards: Iterable[Safeguard]) -> dict[Safeguard, Result]:
             found[safeguard] = Result(Verdict.NOT_FOUND, str(error))
     in_schema = [s for s in safeguards if s.is_in_schema and s not in found]
     if in_schema:
-        with _postgres() as url:
+        with temporary_postgres() as url:
             found |= asyncio.run(_compare_schemas(url, in_schema))
     return found
-
-
-@contextmanager
-def _postgres() -> Iterator[str]:
-    directory = Path(tempfile.mkdtemp(prefix="gateway-test-", dir=fastest_place()))
-    directory.chmod(0o711)
-    engine = Postgres(directory / "postgres", durable=False)
-    try:
-        engine.start()
-        yield engine.url
-    finally:
-        engine.stop()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _compare_schemas(url: str, safeguards: Iterable[Safeguard]) -> dict[Safeguard, Result]:

@@ -13,8 +13,8 @@ PAGE: Final = ROOT / "docs" / "reliability.md"
 TABLE: Final = re.compile(r"^(\| safeguard \| test \|\n\|---\|---\|\n)(?:\|.*\n)*", re.MULTILINE)
 MIGRATIONS: Final = "gateway/ledger/migrations"
 FUNCTION: Final = "function "
-PART: Final = r"(?:--[^\n]*|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$|[^;$])*;"
-"""The rest of a statement: comments, dollar-quoted text and everything else up to a semicolon."""
+PART: Final = r"(?:--[^\n]*|'[^']*'|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$|[^;$'])*;"
+"""The rest of a statement: comments, quoted text and everything else up to a semicolon."""
 
 
 class Safeguard(NamedTuple):
