@@ -477,7 +477,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a gap that may have come and been forgotten is given up",
-        "gateway/ledger/sql/gaps.sql",
+        "gateway/ledger/sql/reconciliations.sql",
         "  and (handled_at < $4 or occurred_at < $5 or asks >= $2",
         "  and (handled_at < $4 or $5::timestamptz is null or asks >= $2",
         "tests/integration/test_reconcile.py::"
@@ -485,7 +485,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a redelivery is asked for only where the first delivery is known",
-        "gateway/ledger/sql/gaps.sql",
+        "gateway/ledger/sql/reconciliations.sql",
         "where run_id = $1 and status in ('missing', 'asked') and is_first\n",
         "where run_id = $1 and status in ('missing', 'asked')\n",
         "tests/integration/test_reconcile.py::"
@@ -493,7 +493,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a redelivery is not asked for while one is under way",
-        "gateway/ledger/sql/gaps.sql",
+        "gateway/ledger/sql/reconciliations.sql",
         "and coalesce(asked_at, '-infinity') < now() - $2::interval\n",
         "and $2::interval is not null\n",
         "tests/integration/test_reconcile.py::"
@@ -501,7 +501,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what was refused as a replay has been seen",
-        "gateway/ledger/sql/gaps.sql",
+        "gateway/ledger/sql/reconciliations.sql",
         "    where f.route = $1 and f.event_id = i.event_id and coalesce(",
         "    where false and f.event_id = i.event_id and coalesce(",
         "tests/integration/test_reconcile.py::"
@@ -509,7 +509,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "one captured request notes only so many refusals",
-        "gateway/ledger/sql/gaps.sql",
+        "gateway/ledger/sql/rejected.sql",
         "where known.kept + f.n <= $4\n",
         "",
         "tests/integration/test_reconcile.py::"
@@ -765,7 +765,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a refused repeat does not count as seen once its type is flagged",
-        "gateway/ledger/sql/gaps.sql",
+        "gateway/ledger/sql/reconciliations.sql",
         "f.event_id = i.event_id and coalesce(first.type = any ($3::text[]), true)",
         "f.event_id = i.event_id and coalesce(true or first.type = any ($3::text[]), true)",
         "tests/integration/test_reconcile.py::"
@@ -968,7 +968,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a retry whose delivery is discarded is listed again",
-        "gateway/ledger/sql/orders.sql",
+        "gateway/ledger/sql/leases.sql",
         "d.id and e.status = 'begun' and e.made_by is null\n",
         "d.id and false\n",
         "tests/integration/test_effects.py::"
@@ -984,7 +984,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call that may have been done is listed when its delivery is discarded",
-        "gateway/ledger/sql/orders.sql",
+        "gateway/ledger/sql/leases.sql",
         "d.id and e.status = 'begun' and e.made_by is null\n",
         "d.id and e.status = 'begun' and e.unknown_at is not null\n",
         "tests/integration/test_effects.py::"
@@ -2189,7 +2189,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a replay takes the cause back",
-        "gateway/ledger/sql/orders.sql",
+        "gateway/ledger/sql/leases.sql",
         "        not_before = null, cause = null,\n",
         "        not_before = null,\n",
         "tests/integration/test_causes.py::test_what_dies_again_of_something_else_is_told_anew",
@@ -2234,7 +2234,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a listing of dead letters goes on too",
-        "gateway/ledger/sql/dead.sql",
+        "gateway/ledger/sql/events.sql",
         "     where (select count(*) from walked) >= $12\n",
         "     where false\n",
         "tests/integration/test_listings.py::"
@@ -2257,7 +2257,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a span begins with an hour of UTC",
-        "gateway/ledger/sql/history.sql",
+        "gateway/ledger/sql/tallies.sql",
         "date_trunc($1, now(), 'UTC')",
         "date_trunc($1, now())",
         "tests/integration/test_history.py::test_each_step_has_what_happened_in_it_and_no_other",

@@ -51,9 +51,10 @@ def statements_of(*files: str) -> set[str]:
 
 
 LOOKING: Final = {
-    *statements_of("status", "dead", "history"),
-    "list_all_audit",
-    *("list_workers", "sum_tallies", "sum_times", "list_totals", "list_alerts", "list_messages"),
+    *statements_of("status"),
+    *statements_of("tallies") - {"add_tallies"},
+    *("list_dead", "count_causes", "group_dead", "has_dead_beyond", "list_all_audit"),
+    *("list_workers", "list_alerts", "list_messages"),
     *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
     "count_items",
     *("list_pauses", "list_orders", "find_order", "list_deliveries", "list_names"),
@@ -77,24 +78,26 @@ RUN_BY: Final = {
     WORKER: CLAIMING
     | TELLING
     | MEASURING
-    | statements_of("leases", "turns", "effects", "causes", "names")
-    | statements_of("reconciliations", "gaps")
-    - {"note_refusals", "list_gaps", "list_reconciliations"}
+    | statements_of("leases") - {"find_delivery", "replay", "count_effects_of", "discard"}
+    | statements_of("turns", "effects", "causes", "names") - {"list_effects", "count_causes"}
+    | statements_of("reconciliations") - {"list_gaps", "list_reconciliations"}
+    | {"forget_refusals"}
     | statements_of("retention") - {"count_prunable", "count_expired"}
     | statements_of("partitions") - {"describe_partitions"}
     | {"alive", "set_back", "leave", "publish", "add_tallies", "find_paused", "forget_rejected"},
     OPERATOR: CLAIMING
     | LOOKING
-    | statements_of("events", "orders", "bulk", "pauses", "retention", "erasure", "doctor")
+    | statements_of("events", "bulk", "pauses", "retention", "erasure", "doctor")
+    | {"find_delivery", "list_effects", "replay", "count_effects_of", "discard"}
     | statements_of("partitions")
-    | statements_of("reconciliations", "gaps")
-    - {"note_refusals", "forget_reconciliations", "forget_refusals", "last_scheduled"}
-    | statements_of("rekey", "past", "logins")
+    | statements_of("reconciliations") - {"forget_reconciliations", "last_scheduled"}
+    | statements_of("rekey")
+    | {"end_session", "has_ended"}
     | statements_of("names") - {"lock_names", "keep_names"}
     | {"find_rejected", "next_rejected", "hold_rejected", "mark_released", "mark_repeated"}
     | {"lock_rejected", "keep_rejected", "measure_items"}
     | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}
-    | {"note_test", "note_test_event", "note_reveal", "take_turn", "forget_causes"},
+    | {"note_test", "take_turn", "forget_causes"},
     READONLY: LOOKING,
 }
 FUNCTIONS: Final = {

@@ -294,3 +294,62 @@ order by m.id;
 -- name: read_clock
 -- The moment before which something must have happened to be of an order: now, or an earlier one.
 select least($1, clock_timestamp());
+
+-- name: group_dead
+-- Dead letters until a moment by route, handler and what their errors have in common, the most first
+-- (deliveries_dead). Equal errors are put together first: what they have in common takes long to tell.
+-- Where all of a group are equal, the error is shown as it is: the key of a KeyError is what matters.
+-- Each row tells of all groups how many letters there are, and how many have no payload. Of the newest
+-- only, where so many are asked for ($11).
+with letters as materialized (
+    select d.route, d.handler, left(d.error, 300) as error, count(*) as n,
+           count(*) filter (where e.has_payload is not true) as without_payload,
+           min(d.finished_at) as first_at, max(d.finished_at) as last_at, max(d.id) as delivery_id
+    from (
+        select id, route, event_id, handler, error, cause, finished_at
+        from gateway.deliveries
+        where status = 'dead' and finished_at <= $8
+          and finished_at >= coalesce($4, timestamptz '-infinity')
+          and finished_at < coalesce($5, timestamptz 'infinity')
+        order by finished_at desc, id desc
+        limit $11
+    ) d
+    left join lateral (
+        select e.type, e.account, gateway.has_payload(e.payload_id, e.payload_until) as has_payload
+        from gateway.processed_events e
+        where e.route = d.route and e.event_id = d.event_id
+        limit 1
+    ) e on true
+    where coalesce(d.route = $1, true)
+      and coalesce(e.type like $2, $2 is null)
+      and coalesce(d.handler = $3, true)
+      and coalesce(e.account = $6, $6 is null)
+      and coalesce(d.error ilike $7, $7 is null)
+      and coalesce(d.cause = $10, $10::bigint is null)
+    group by 1, 2, 3
+), named as (
+    select *, gateway.common_error(error) as common
+    from letters
+)
+select route, handler, null::text as type,
+       case when count(*) = 1 then regexp_replace(min(error), '[[:cntrl:]]+', '…', 'g')
+            else common end as error,
+       sum(n)::bigint as count, min(first_at) as first_at, max(last_at) as last_at,
+       max(delivery_id) as delivery_id,
+       (sum(sum(n)) over ())::bigint as total,
+       (sum(sum(without_payload)) over ())::bigint as without_payload
+from named
+group by route, handler, common
+order by count desc, last_at desc, 1, 2, 4
+limit $9;
+
+-- name: has_dead_beyond
+-- Whether more than so many died in a time (deliveries_dead, from which alone they are counted).
+select exists (
+    select from gateway.deliveries
+    where status = 'dead' and finished_at <= $3
+      and finished_at >= coalesce($1, timestamptz '-infinity')
+      and finished_at < coalesce($2, timestamptz 'infinity')
+    order by finished_at desc, id desc
+    offset $4
+);

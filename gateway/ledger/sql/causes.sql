@@ -39,3 +39,21 @@ select count(*) from told;
 -- Those of which nobody is dead any more (deliveries_cause).
 delete from gateway.causes c
 where not exists (select from gateway.deliveries d where d.status = 'dead' and d.cause = c.id);
+
+-- name: count_causes
+-- How many died of what, the most first (deliveries_cause, by which alone they are counted).
+select d.cause, c.route, c.handler,
+       regexp_replace(coalesce(c.error, c.common), '[[:cntrl:]]+', '…', 'g') as error,
+       d.n as count, d.first_at, d.last_at,
+       (sum(d.n) over ())::bigint as total
+from (
+    select cause, count(*) as n, min(finished_at) as first_at, max(finished_at) as last_at
+    from gateway.deliveries
+    where status = 'dead'
+    group by cause
+) d
+left join gateway.causes c on c.id = d.cause
+where coalesce(c.route = $1, $1 is null) and coalesce(c.handler = $2, $2 is null)
+  and coalesce(d.cause = $3, $3 is null)
+order by d.n desc, d.last_at desc
+limit $4;

@@ -398,3 +398,18 @@ where delivery_id = $1
        unknown_at is not null or (select d.status from gateway.deliveries d where d.id = $1) = 'dead'))
   and ($2::text is null or $2 in (name, left(name, -length(' per ' || key))))
 order by name;
+
+-- name: list_effects
+-- The outside effects of some deliveries. Of one that another delivery has for the same key: how it stands there, and the
+-- event of that delivery, as long as it is kept (primary keys).
+select f.delivery_id, f.name, f.key, coalesce(m.status, f.status) as status, f.calls, coalesce(m.error, f.error) as error,
+       f.result, f.begun_at, f.unknown_at, f.finished_at, f.sealed, f.made_by, d.event_id as made_by_event
+from gateway.effects f
+left join lateral (
+    select status, error from gateway.effects where delivery_id = f.made_by and name = f.name limit 1
+) m on f.status <> 'done'
+left join lateral (
+    select event_id from gateway.deliveries where id = f.made_by limit 1
+) d on true
+where f.delivery_id = any ($1::bigint[])
+order by f.delivery_id, f.begun_at, f.name;

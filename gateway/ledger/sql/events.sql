@@ -102,22 +102,6 @@ left join lateral (
 where $1::text[] is null or e.route = any ($1)
 order by e.route;
 
--- name: find_delivery
--- One delivery and where it stands (primary key).
-select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
-       d.created_at, nullif(d.due_at, 'infinity') as due_at, d.leased_at, d.finished_at, d.order_key,
-       p.id is not null as payload_kept
-from gateway.deliveries d
-left join lateral (
-    select payload_id, payload_until from gateway.processed_events
-    where route = d.route and event_id = d.event_id
-    limit 1
-) e on true
-left join lateral (
-    select id from gateway.payloads where id = e.payload_id and until = e.payload_until limit 1
-) p on true
-where d.id = $1;
-
 -- name: list_deliveries
 -- The deliveries of one event.
 select d.id as delivery_id, d.route, d.event_id, d.handler, d.status, d.attempts, d.error,
@@ -144,24 +128,76 @@ from gateway.attempts
 where delivery_id = any ($1::bigint[])
 order by delivery_id, number;
 
--- name: list_effects
--- The outside effects of some deliveries. Of one that another delivery has for the same key: how it stands there, and the
--- event of that delivery, as long as it is kept (primary keys).
-select f.delivery_id, f.name, f.key, coalesce(m.status, f.status) as status, f.calls, coalesce(m.error, f.error) as error,
-       f.result, f.begun_at, f.unknown_at, f.finished_at, f.sealed, f.made_by, d.event_id as made_by_event
-from gateway.effects f
-left join lateral (
-    select status, error from gateway.effects where delivery_id = f.made_by and name = f.name limit 1
-) m on f.status <> 'done'
-left join lateral (
-    select event_id from gateway.deliveries where id = f.made_by limit 1
-) d on true
-where f.delivery_id = any ($1::bigint[])
-order by f.delivery_id, f.begun_at, f.name;
-
 -- name: list_audit
 -- What was done to some deliveries by people and by retention.
 select delivery_id, at, actor, action, effect, reason, order_id
 from gateway.audit
 where delivery_id = any ($1::bigint[])
 order by id;
+
+-- name: list_dead
+-- Dead letters, newest first, from behind a mark (deliveries_dead; of one cause deliveries_cause). At most
+-- so many are looked at ($12), as in list_event_keys; a last row without a type says how far that was.
+with walked as materialized (
+    (select id, route, event_id, handler, status, attempts, error, created_at, finished_at
+     from gateway.deliveries
+     where status = 'dead' and $11::bigint is null
+       and finished_at >= coalesce($4, timestamptz '-infinity')
+       and (finished_at, id) < (coalesce($9, $5, timestamptz 'infinity'), coalesce($10::bigint, 0))
+     order by finished_at desc, id desc
+     limit $12)
+    union all
+    (select id, route, event_id, handler, status, attempts, error, created_at, finished_at
+     from gateway.deliveries
+     where status = 'dead' and cause = $11
+       and finished_at >= coalesce($4, timestamptz '-infinity')
+       and (finished_at, id) < (coalesce($9, $5, timestamptz 'infinity'), coalesce($10::bigint, 0))
+     order by finished_at desc, id desc
+     limit $12)
+), matching as (
+    select w.id as delivery_id, w.route, w.event_id, e.type, e.account, w.handler, w.status, w.attempts,
+           w.error, w.created_at, w.finished_at
+    from walked w
+    cross join lateral (  -- as a plain join, it may be one with all events
+        select type, account from gateway.processed_events
+        where route = w.route and event_id = w.event_id
+        limit 1
+    ) e
+    where coalesce(w.route = $1, true)
+      and coalesce(e.type like $2, true)
+      and coalesce(w.handler = $3, true)
+      and coalesce(w.finished_at < $5, true)
+      and coalesce(e.account = $6, $6 is null)
+      and ($7::text is null or w.error ilike $7)
+    order by w.finished_at desc, w.id desc
+    limit $8
+)
+select *
+from (
+    select * from matching
+    union all
+    (select id, route, event_id, null, null, handler, status, attempts, null, created_at, finished_at
+     from walked
+     where (select count(*) from walked) >= $12
+     order by finished_at, id
+     limit 1)
+) as found
+order by type is null, finished_at desc, delivery_id desc;
+
+-- name: note_reveal
+-- Who has had encrypted events shown to him, and why.
+insert into gateway.audit (actor, action, route, event_id, reason)
+select $1, 'reveal', k.route, k.event_id, $2
+from unnest($3::text[], $4::text[]) as k (route, event_id);
+
+-- name: note_test_event
+-- Who has a made-up event of a type sent to a route.
+insert into gateway.audit (actor, action, route, reason) values ($1, 'send test', $2, $3);
+
+-- name: list_all_audit
+-- What people and retention did, newest first, from behind a mark (primary key).
+select id, at, actor, action, delivery_id, effect, order_id, route, handler, event_id, reason
+from gateway.audit
+where id < coalesce($2, 9223372036854775807)
+order by id desc
+limit $1;

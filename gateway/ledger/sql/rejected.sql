@@ -183,3 +183,31 @@ from (
     limit $1
 ) as lately
 where clock_s is not null;
+
+-- name: note_refusals
+-- Delivery ids that were refused as REPLAYED: of the same bytes only so many (refusals_digest), so that
+-- who has captured one request cannot fill the disk.
+insert into gateway.refusals (route, event_id, digest)
+select f.route, f.event_id, f.digest
+from (
+    select i.*, row_number() over (partition by i.route, i.digest order by i.event_id) as n
+    from unnest($1::text[], $2::text[], $3::bytea[]) as i (route, event_id, digest)
+) f
+cross join lateral (
+    select count(*) as kept
+    from (select from gateway.refusals k where k.route = f.route and k.digest = f.digest limit $4) counted
+) known
+where known.kept + f.n <= $4
+order by f.route, f.event_id
+on conflict do nothing;
+
+-- name: forget_refusals
+-- Refused ids that are older than any key (refusals_at).
+delete from gateway.refusals
+where ctid = any (array (
+    select ctid
+    from gateway.refusals
+    where refused_at < now() - $1::interval
+    order by refused_at
+    limit $2
+));
