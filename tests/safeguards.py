@@ -100,7 +100,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a duplicate waits for the standby, too",
-        "gateway/ledger/sql/claims.sql",
+        "gateway/ledger/claims.sql",
         "then pg_logical_emit_message(true, 'gateway', '') end as lsn",
         "then '0/0'::pg_lsn end as lsn",
         "tests/integration/test_claims.py::"
@@ -116,7 +116,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "claims go in the order of their keys",
-        "gateway/ledger/sql/claims.sql",
+        "gateway/ledger/claims.sql",
         "    from input\n    order by route, event_id\n",
         "    from input\n",
         "tests/integration/test_state_machine.py::"
@@ -145,7 +145,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "small bodies are leased past large ones that do not fit",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "        where $5::bigint <= 0 and not $7::boolean and id = any",
         "        where false and id = any",
         "tests/integration/test_leased_bytes.py::"
@@ -177,7 +177,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "tokens are random: a lease that a crash of Postgres forgot is no other's",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "    set status = 'running', runs = d.runs + 1, lease_token = gen_random_uuid(),\n",
         "    set status = 'running', runs = d.runs + 1,"
         " lease_token = md5(d.id || ' ' || d.runs)::uuid,\n",
@@ -335,7 +335,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a lease that a heartbeat keeps alive is not taken back",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "      and lease_token not in"
         " (select unnest(held) from gateway.workers where held_until >= now())\n",
         "",
@@ -369,7 +369,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "retention spares unfinished work",
-        "gateway/ledger/sql/retention.sql",
+        "gateway/ledger/retention.sql",
         "    where unfinished is not true\n",
         "",
         "tests/integration/test_state_machine.py::test_retention_never_deletes_acknowledged_work",
@@ -431,7 +431,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an order leaves alone what died after it began",
-        "gateway/ledger/sql/bulk.sql",
+        "gateway/ledger/bulk.sql",
         " and finished_at <= $2",
         " and $2::timestamptz is not null",
         "tests/integration/test_bulk.py::"
@@ -439,7 +439,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an order that has moved a delivery does not move it again",
-        "gateway/ledger/sql/bulk.sql",
+        "gateway/ledger/bulk.sql",
         "where a.delivery_id = w.id and a.order_id = $8",
         "where a.delivery_id = -w.id and a.order_id = $8",
         "tests/integration/test_bulk.py::"
@@ -462,7 +462,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what is delivered to a new handler holds its event against a prune",
-        "gateway/ledger/sql/bulk.sql",
+        "gateway/ledger/bulk.sql",
         "    where gateway.hold_payload(i.route, i.event_id)\n",
         "    where gateway.next_partition(i.route, current_date) is not null\n",
         "tests/integration/test_bulk.py::"
@@ -477,7 +477,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a gap that may have come and been forgotten is given up",
-        "gateway/ledger/sql/reconciliations.sql",
+        "gateway/ledger/reconciliations.sql",
         "  and (handled_at < $4 or occurred_at < $5 or asks >= $2",
         "  and (handled_at < $4 or $5::timestamptz is null or asks >= $2",
         "tests/integration/test_reconcile.py::"
@@ -485,7 +485,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a redelivery is asked for only where the first delivery is known",
-        "gateway/ledger/sql/reconciliations.sql",
+        "gateway/ledger/reconciliations.sql",
         "where run_id = $1 and status in ('missing', 'asked') and is_first\n",
         "where run_id = $1 and status in ('missing', 'asked')\n",
         "tests/integration/test_reconcile.py::"
@@ -493,7 +493,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a redelivery is not asked for while one is under way",
-        "gateway/ledger/sql/reconciliations.sql",
+        "gateway/ledger/reconciliations.sql",
         "and coalesce(asked_at, '-infinity') < now() - $2::interval\n",
         "and $2::interval is not null\n",
         "tests/integration/test_reconcile.py::"
@@ -501,7 +501,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what was refused as a replay has been seen",
-        "gateway/ledger/sql/reconciliations.sql",
+        "gateway/ledger/reconciliations.sql",
         "    where f.route = $1 and f.event_id = i.event_id and coalesce(",
         "    where false and f.event_id = i.event_id and coalesce(",
         "tests/integration/test_reconcile.py::"
@@ -509,7 +509,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "one captured request notes only so many refusals",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         "where known.kept + f.n <= $4\n",
         "",
         "tests/integration/test_reconcile.py::"
@@ -517,7 +517,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "one reconciliation of a route at a time",
-        "gateway/ledger/sql/reconciliations.sql",
+        "gateway/ledger/reconciliations.sql",
         "select pg_try_advisory_xact_lock(hashtextextended('reconcile ' || $1, 20261117))",
         "select $1::text is not null",
         "tests/integration/test_reconcile.py::"
@@ -705,7 +705,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "identical duplicates are counted in their row",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         "copies = kept.copies + excluded.copies",
         "copies = kept.copies",
         "tests/e2e/test_repeats.py::"
@@ -720,7 +720,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "duplicates that give way to others are counted",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         "from trimmed where code = 'DUPLICATE'",
         "from trimmed where false and code = 'DUPLICATE'",
         "tests/integration/test_rejected.py::test_duplicates_that_give_way_to_others_are_counted",
@@ -757,7 +757,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "repeated bodies are released only by id or by their code",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         "coalesce(code = $2, code not in ('REPLAYED', 'DUPLICATE'))",
         "coalesce(code = $2, true)",
         "tests/integration/test_rejected.py::"
@@ -765,7 +765,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a refused repeat does not count as seen once its type is flagged",
-        "gateway/ledger/sql/reconciliations.sql",
+        "gateway/ledger/reconciliations.sql",
         "f.event_id = i.event_id and coalesce(first.type = any ($3::text[]), true)",
         "f.event_id = i.event_id and coalesce(true or first.type = any ($3::text[]), true)",
         "tests/integration/test_reconcile.py::"
@@ -852,7 +852,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a refusal does not undo an earlier call that ended unknown",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         " and status = 'begun' and unknown_at is null and calls = 1\n",
         " and status = 'begun'\n",
         "tests/integration/test_effects.py::"
@@ -860,7 +860,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an effect that a run goes on without is listed",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         " e set status = 'unknown', unknown_at = now()\n",
         " e set error = e.error\n",
         "tests/integration/test_effects.py::test_receipts_survive_an_outage_of_the_mail_api",
@@ -897,7 +897,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "orders for all include effects of a time before the clock was set back",
-        "gateway/ledger/sql/workers.sql",
+        "gateway/worker/sweeper.sql",
         "set unknown_at = now() where status = 'unknown' and unknown_at > now()\n",
         "set calls = calls where false\n",
         "tests/integration/test_effects.py::"
@@ -938,21 +938,21 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a retry of effects is ordered for those of unknown outcome only",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "    where e.delivery_id = k.delivery_id and e.name = k.name and e.status = 'unknown'\n",
         "    where e.delivery_id = k.delivery_id\n",
         "tests/integration/test_effects.py::test_a_retry_makes_only_the_unknown_effect_again",
     ),
     Safeguard(
         "a retry that was ordered is made also by a handler that skips",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "where ($4 or e.status = 'begun' and e.unknown_at is not null) and",
         "where $4 and",
         "tests/integration/test_effects.py::test_receipts_survive_an_outage_of_the_mail_api",
     ),
     Safeguard(
         "a retry that no run has made is listed again",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "), ordered as (\n    update gateway.effects e set status = 'begun'\n    from kept k\n",
         "), ordered as (\n    delete from gateway.effects e\n    using kept k\n",
         "tests/integration/test_effects.py::"
@@ -960,7 +960,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a retry that was refused does not forget the call before it",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "    set calls = calls - 1, error = $9, unknown_at = now()\n    where $8 and",
         "    set calls = calls - 1, error = $9, unknown_at = now()\n    where false and",
         "tests/integration/test_effects.py::"
@@ -968,7 +968,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a retry whose delivery is discarded is listed again",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "d.id and e.status = 'begun' and e.made_by is null\n",
         "d.id and false\n",
         "tests/integration/test_effects.py::"
@@ -976,7 +976,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a confirmed effect of a dead letter is not made by its replay",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "where d.id = e.delivery_id) = 'dead'))",
         "where d.id = e.delivery_id) = ''))",
         "tests/integration/test_effects.py::"
@@ -984,7 +984,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call that may have been done is listed when its delivery is discarded",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "d.id and e.status = 'begun' and e.made_by is null\n",
         "d.id and e.status = 'begun' and e.unknown_at is not null\n",
         "tests/integration/test_effects.py::"
@@ -992,7 +992,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call that may have been done is listed when dead letters are discarded",
-        "gateway/ledger/sql/bulk.sql",
+        "gateway/ledger/bulk.sql",
         "d.id and e.status = 'begun' and e.made_by is null\n",
         "d.id and e.status = 'begun' and e.unknown_at is not null\n",
         "tests/integration/test_effects.py::"
@@ -1000,7 +1000,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call that may have been done is listed when retention discards its dead letter",
-        "gateway/ledger/sql/retention.sql",
+        "gateway/ledger/retention.sql",
         "d.id and e.status = 'begun' and e.made_by is null\n",
         "d.id and false\n",
         "tests/integration/test_effects.py::"
@@ -1016,7 +1016,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a replay never makes an effect again that was done",
-        "gateway/ledger/sql/bulk.sql",
+        "gateway/ledger/bulk.sql",
         "      and (e.status = 'unknown' or e.status = 'begun' and e.unknown_at is null)\n",
         "",
         "tests/integration/test_effects.py::"
@@ -1024,7 +1024,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call needs the token of its lease",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "where id = $1 and lease_token = $2 for share",
         "where id = $1 for share",
         "tests/integration/test_flow_faults.py::test_a_run_without_its_lease_begins_nothing",
@@ -1039,14 +1039,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a key is reserved under a lease",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "where id = $4 and lease_token = $5 for share",
         "where id = $4 for share",
         "tests/integration/test_once_per_thing.py::test_a_run_without_its_lease_reserves_nothing",
     ),
     Safeguard(
         "a delivery that another one took an effect from cannot finish it",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "made_by = $1, token = $2, error = null",
         "made_by = $1, error = null",
         "tests/integration/test_once_per_thing.py::"
@@ -1054,7 +1054,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a refusal does not undo an earlier call of another event that ended unknown",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "$8::integer + case when $7 then 1 else 0 end",
         "1",
         "tests/integration/test_once_per_thing.py::"
@@ -1062,7 +1062,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a call that was not done gives its key back",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "      and o.delivery_id = r.delivery_id\n",
         "      and false\n",
         "tests/integration/test_once_per_thing.py::"
@@ -1078,7 +1078,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a key whose effect another one changes is not waited for",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "order by key = $3\nlimit 1\nfor update skip locked;",
         "order by key = $3\nlimit 1;",
         "tests/integration/test_once_per_thing.py::"
@@ -1086,7 +1086,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what was done for all events of a thing stays done when one is erased",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "key in (gateway.erased($3), $6, gateway.erased($6)))\n    on conflict do nothing",
         "false)\n    on conflict do nothing",
         "tests/integration/test_once_per_thing.py::"
@@ -1094,7 +1094,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an erasure during a reservation does not free the key",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "order by key = $3\nlimit 1",
         "order by key <> $3\nlimit 1",
         "tests/integration/test_once_per_thing.py::"
@@ -1102,7 +1102,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an erasure takes the copies of a result",
-        "gateway/ledger/sql/erasure.sql",
+        "gateway/ledger/erasure.sql",
         "where made_by = any (array (select id from theirs))",
         "where false",
         "tests/integration/test_once_per_thing.py::"
@@ -1179,7 +1179,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "of two workers that look at once, one decides",
-        "gateway/ledger/sql/alerts.sql",
+        "gateway/ledger/alerts.sql",
         "select pg_try_advisory_xact_lock($1) as is_mine,",
         "select $1::bigint is not null as is_mine,",
         "tests/integration/test_alerts.py::test_a_worker_does_not_decide_while_another_one_does",
@@ -1193,7 +1193,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a message is with one worker at a time",
-        "gateway/ledger/sql/alerts.sql",
+        "gateway/ledger/alerts.sql",
         "set attempts = m.attempts + 1, next_at = coalesce($2, now()) + $4::interval\n",
         "set attempts = m.attempts + 1 + extract(epoch from $4::interval)::int * 0\n",
         "tests/integration/test_alerts.py::"
@@ -1268,7 +1268,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a delayed job is not due before its time",
-        "gateway/ledger/sql/claims.sql",
+        "gateway/ledger/claims.sql",
         "                else greatest(i.not_before, now()) end\n",
         "                else now() end\n",
         "tests/integration/test_jobs.py::test_a_delayed_job_runs_when_it_is_due_and_not_sooner",
@@ -1311,14 +1311,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a suspect is leased by no worker with other deliveries in it",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "status = 'pending' and workers_lost < 2 and due_at <= now()",
         "status = 'pending' and due_at <= now()",
         "tests/integration/test_suspects.py::test_other_workers_leave_suspects_alone[unlimited]",
     ),
     Safeguard(
         "a worker that is lost with several deliveries counts against none of them",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "losses = case when d.workers_lost >= 2 then d.losses + 1 else d.losses end,",
         "losses = d.losses + 1,",
         "tests/integration/test_state_machine.py::"
@@ -1364,21 +1364,21 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an erasure leaves what runs",
-        "gateway/ledger/sql/erasure.sql",
+        "gateway/ledger/erasure.sql",
         "    select * from subject where is_left and not is_running and not is_locked\n",
         "    select * from subject where is_left and not is_locked\n",
         "tests/integration/test_erase.py::test_what_runs_is_left_whole_and_named",
     ),
     Safeguard(
         "an erasure holds its deliveries against a lease",
-        "gateway/ledger/sql/erasure.sql",
+        "gateway/ledger/erasure.sql",
         "    select * from subject where is_left and not is_running and not is_locked\n",
         "    select * from subject where is_left and not is_running\n",
         "tests/integration/test_erase.py::test_what_stays_in_anothers_hands_is_named_and_left",
     ),
     Safeguard(
         "what was done once per key stays done when its event is erased",
-        "gateway/ledger/sql/effects.sql",
+        "gateway/ledger/effects.sql",
         "key in (gateway.erased($3), gateway.erased($6))",
         "false",
         "tests/integration/test_erase.py::test_what_was_done_once_per_key_stays_done",
@@ -1584,7 +1584,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the retry of a batch keeps no item twice",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         "    on conflict (route, digest, (code = 'DUPLICATE')) where verified_by is not null"
         " and released_at is null\n",
         "    on conflict (id)\n",
@@ -1592,7 +1592,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "kept items give way to no rejected request",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         " and (verified_by is null or released_at is not null or code = 'DUPLICATE')\n    window",
         "\n    window",
         "tests/integration/test_rejected.py::test_items_that_wait_are_neither_trimmed_nor_forgotten",
@@ -1755,7 +1755,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what is counted for a scrape is bounded",
-        "gateway/ledger/sql/figures.sql",
+        "gateway/ledger/figures.sql",
         "        limit $3\n    ) few\n) dead;",
         "    ) few\n) dead;",
         "tests/integration/test_metrics.py::test_no_more_is_counted_than_its_bound",
@@ -2025,7 +2025,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a rekey leaves alone what was changed meanwhile",
-        "gateway/ledger/sql/rekey.sql",
+        "gateway/ledger/rekeying.sql",
         "p.until = held.payload_until and p.key_id = $4\n",
         "p.until = held.payload_until\n",
         "tests/integration/test_rekey.py"
@@ -2056,7 +2056,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a release holds its request against another one",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         "where id = $1\nfor update skip locked;",
         "where id = $1;",
         "tests/integration/test_rejected.py::test_two_who_release_the_same_leave_one_event",
@@ -2086,7 +2086,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the ring deals its places out by turns",
-        "gateway/ledger/sql/rejected.sql",
+        "gateway/ledger/rejected.sql",
         "    window best as (partition by route order by round, at desc, id desc)\n",
         "    window best as (partition by route order by at desc, id desc)\n",
         "tests/integration/test_rejected.py::"
@@ -2174,14 +2174,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "telling causes waits for nobody",
-        "gateway/ledger/sql/causes.sql",
+        "gateway/ledger/causes.sql",
         "    for update skip locked\n",
         "    for update\n",
         "tests/integration/test_causes.py::test_one_that_another_holds_is_left_to_the_next_round",
     ),
     Safeguard(
         "an error stands for a cause only where it was always the same",
-        "gateway/ledger/sql/causes.sql",
+        "gateway/ledger/causes.sql",
         "    set error = case when c.error = excluded.error then c.error end\n",
         "    set error = excluded.error\n",
         "tests/integration/test_causes.py::"
@@ -2189,14 +2189,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a replay takes the cause back",
-        "gateway/ledger/sql/leases.sql",
+        "gateway/ledger/deliveries.sql",
         "        not_before = null, cause = null,\n",
         "        not_before = null,\n",
         "tests/integration/test_causes.py::test_what_dies_again_of_something_else_is_told_anew",
     ),
     Safeguard(
         "an order takes causes back",
-        "gateway/ledger/sql/bulk.sql",
+        "gateway/ledger/bulk.sql",
         "        not_before = null, cause = null,\n",
         "        not_before = null,\n",
         "tests/integration/test_causes.py::test_what_dies_again_of_something_else_is_told_anew",
@@ -2234,7 +2234,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a listing of dead letters goes on too",
-        "gateway/ledger/sql/events.sql",
+        "gateway/operations/inspect.sql",
         "     where (select count(*) from walked) >= $12\n",
         "     where false\n",
         "tests/integration/test_listings.py::"
@@ -2242,7 +2242,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a walk begins where the time ends that is asked for",
-        "gateway/ledger/sql/events.sql",
+        "gateway/operations/inspect.sql",
         "     where $7::text is null and $8::text is null\n"
         "       and received_at >= coalesce($5, timestamptz '-infinity')\n"
         "       and (received_at, route, event_id)\n"
@@ -2257,14 +2257,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a span begins with an hour of UTC",
-        "gateway/ledger/sql/tallies.sql",
+        "gateway/ledger/statistics.sql",
         "date_trunc($1, now(), 'UTC')",
         "date_trunc($1, now())",
         "tests/integration/test_history.py::test_each_step_has_what_happened_in_it_and_no_other",
     ),
     Safeguard(
         "what is counted falls into an hour of UTC",
-        "gateway/ledger/sql/tallies.sql",
+        "gateway/ledger/statistics.sql",
         "date_trunc('hour', now() - $1::interval, 'UTC')",
         "date_trunc('hour', now() - $1::interval)",
         "tests/integration/test_history.py::test_what_is_counted_falls_into_the_hour_that_is_shown",

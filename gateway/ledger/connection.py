@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -24,13 +24,17 @@ from gateway.ledger.servers import (
     read_mark,
 )
 
+PACKAGE: Final = Path(__file__).parents[1]
 _BLOCK: Final = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def read_queries() -> Mapping[str, str]:
-    """Return each statement by its name, without its final semicolon."""
-    folder = files("gateway.ledger").joinpath("sql")
-    texts = [file.read_text(encoding="utf-8") for file in folder.iterdir()]
+    """Return each statement by its name, without its final semicolon.
+
+    Statements stand beside the module that runs them, in a file with the module's name.
+    """
+    beside = (file for file in PACKAGE.rglob("*.sql") if file.with_suffix(".py").exists())
+    texts = [file.read_text(encoding="utf-8") for file in beside]
     return MappingProxyType(
         {
             name: f"-- {name}\n{body.strip().removesuffix(';')}"

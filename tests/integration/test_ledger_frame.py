@@ -40,11 +40,18 @@ async def test_every_query_prepares_against_the_migrated_schema(
     await connection.close()
 
 
+def test_every_file_of_queries_has_the_name_of_the_module_beside_it() -> None:
+    root = Path(gateway.__file__).parent
+    alone = {file for file in root.rglob("*.sql") if not file.with_suffix(".py").exists()}
+    ledger = root / "ledger"
+    assert alone == {ledger / "schema.sql", *(ledger / "migrations").iterdir()}
+
+
 def test_every_query_is_used_and_says_what_for() -> None:
     root = Path(gateway.__file__).parent
     source = "".join(file.read_text() for file in root.rglob("*.py"))
     assert {name for name in QUERIES if f'"{name}"' not in source} == set()
-    text = "".join(file.read_text() for file in (root / "ledger" / "sql").iterdir())
+    text = "".join(file.read_text() for file in root.rglob("*.sql"))
     assert len(re.findall(r"^-- name: \w+\n-- \S", text, re.MULTILINE)) == len(QUERIES)
 
 

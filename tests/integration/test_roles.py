@@ -9,6 +9,7 @@ from typing import Final
 import asyncpg
 import pytest
 
+import gateway
 from gateway.base.model import Retention
 from gateway.ledger.connection import QUERIES, Connection
 from gateway.ledger.deliveries import replay
@@ -38,7 +39,7 @@ UNREAD: Final = PAYLOADS | {
     *(("ended_sessions", "id"), ("ended_sessions", "until")),
 }
 
-SQL: Final = Path(__file__).parents[2] / "gateway" / "ledger" / "sql"
+SQL: Final = Path(gateway.__file__).parent
 
 
 def statements_of(*files: str) -> set[str]:
@@ -51,8 +52,8 @@ def statements_of(*files: str) -> set[str]:
 
 
 LOOKING: Final = {
-    *statements_of("status"),
-    *statements_of("tallies") - {"add_tallies"},
+    *statements_of("operations/status/ledger"),
+    *statements_of("ledger/statistics") - {"add_tallies"},
     *("list_dead", "count_causes", "group_dead", "has_dead_beyond", "list_all_audit"),
     *("list_workers", "list_alerts", "list_messages"),
     *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
@@ -61,8 +62,8 @@ LOOKING: Final = {
     *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
 }
 """Of `status`, `dead`, `audit`, `orders`, `alerts` and their like."""
-TELLING: Final = statements_of("alerts") - {"note_test"}
-MEASURING: Final = statements_of("figures") | {
+TELLING: Final = statements_of("ledger/alerts") - {"note_test"}
+MEASURING: Final = statements_of("ledger/figures") | {
     *("list_pauses", "list_workers", "last_reconciliations"),
 }
 """For /metrics."""
@@ -71,29 +72,32 @@ RUN_BY: Final = {
     SERVE: CLAIMING
     | TELLING
     | MEASURING
-    | statements_of("names")
+    | statements_of("ledger/names")
     | {"find_job", "add_tallies", "note_refusals"}
     | {"lock_rejected", "keep_rejected", "measure_items", "trim_rejected", "compare_clocks"}
     | {"add_secret_uses", "keep_reload", "forget_reload", "make_partitions"},
     WORKER: CLAIMING
     | TELLING
     | MEASURING
-    | statements_of("leases") - {"find_delivery", "replay", "count_effects_of", "discard"}
-    | statements_of("turns", "effects", "causes", "names") - {"list_effects", "count_causes"}
-    | statements_of("reconciliations") - {"list_gaps", "list_reconciliations"}
+    | statements_of("ledger/deliveries")
+    - {"find_delivery", "replay", "count_effects_of", "discard"}
+    | statements_of("ledger/ordering", "ledger/effects", "ledger/causes", "ledger/names")
+    - {"list_effects", "count_causes"}
+    | statements_of("ledger/reconciliations") - {"list_gaps", "list_reconciliations"}
     | {"forget_refusals"}
-    | statements_of("retention") - {"count_prunable", "count_expired"}
-    | statements_of("partitions") - {"describe_partitions"}
+    | statements_of("ledger/retention") - {"count_prunable", "count_expired"}
+    | statements_of("ledger/partitions") - {"describe_partitions"}
     | {"alive", "set_back", "leave", "publish", "add_tallies", "find_paused", "forget_rejected"},
     OPERATOR: CLAIMING
     | LOOKING
-    | statements_of("events", "bulk", "pauses", "retention", "erasure", "doctor")
+    | statements_of("operations/inspect", "operations/doctor/postgres")
+    | statements_of("ledger/bulk", "ledger/pauses", "ledger/retention", "ledger/erasure")
     | {"find_delivery", "list_effects", "replay", "count_effects_of", "discard"}
-    | statements_of("partitions")
-    | statements_of("reconciliations") - {"forget_reconciliations", "last_scheduled"}
-    | statements_of("rekey")
+    | statements_of("ledger/partitions")
+    | statements_of("ledger/reconciliations") - {"forget_reconciliations", "last_scheduled"}
+    | statements_of("ledger/rekeying")
     | {"end_session", "has_ended"}
-    | statements_of("names") - {"lock_names", "keep_names"}
+    | statements_of("ledger/names") - {"lock_names", "keep_names"}
     | {"find_rejected", "next_rejected", "hold_rejected", "mark_released", "mark_repeated"}
     | {"lock_rejected", "keep_rejected", "measure_items"}
     | {"count_rejected_of", "erase_rejected", "add_tallies", "add_secret_uses"}
