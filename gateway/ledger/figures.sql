@@ -113,3 +113,10 @@ select now() as at,
        current_setting('max_connections')::integer as max_connections,
        (select max(version) from gateway.migrations) as schema_version,
        (select count(*) from gateway.alert_messages where status <> 'sent' and error is not null) as unheard;
+
+-- name: list_workers
+-- Workers that were seen lately, but not the processes in which they run suspects.
+select id, host, pid, version, handlers, started_at, seen_at
+from gateway.workers
+where seen_at >= now() - $1::interval and not isolated
+order by started_at;

@@ -55,10 +55,3 @@ select count(*) from due;
 -- name: leave
 -- A worker ends.
 delete from gateway.workers where id = $1;
-
--- name: list_workers
--- Workers that were seen lately, but not the processes in which they run suspects.
-select id, host, pid, version, handlers, started_at, seen_at
-from gateway.workers
-where seen_at >= now() - $1::interval and not isolated
-order by started_at;

@@ -64,7 +64,7 @@ LOOKING: Final = {
 """Of `status`, `dead`, `audit`, `orders`, `alerts` and their like."""
 TELLING: Final = statements_of("ledger/alerts") - {"note_test"}
 MEASURING: Final = statements_of("ledger/figures") | {
-    *("list_pauses", "list_workers", "last_reconciliations"),
+    *("list_pauses", "last_reconciliations"),
 }
 """For /metrics."""
 CLAIMING: Final = {"claim", "find_claims", "end_windows", "advance"}
@@ -90,9 +90,9 @@ RUN_BY: Final = {
     | {"alive", "set_back", "leave", "publish", "add_tallies", "find_paused", "forget_rejected"},
     OPERATOR: CLAIMING
     | LOOKING
-    | statements_of("operations/inspect", "operations/doctor/postgres")
+    | statements_of("operations/inspect", "operations/doctor/postgres", "operations/doctor/ledger")
     | statements_of("ledger/bulk", "ledger/pauses", "ledger/retention", "ledger/erasure")
-    | {"find_delivery", "list_effects", "replay", "count_effects_of", "discard"}
+    | {"read_limits", "find_delivery", "list_effects", "replay", "count_effects_of", "discard"}
     | statements_of("ledger/partitions")
     | statements_of("ledger/reconciliations") - {"forget_reconciliations", "last_scheduled"}
     | statements_of("ledger/rekeying")

@@ -55,33 +55,6 @@ select current_user::text as role,
                 (select pg_get_userbyid(datdba)::text from pg_database
                  where datname = current_database())) as owner;
 
--- name: read_limits
--- How many connections this role may have at the most, what says so, and how many others there are: where
--- least are left.
-with others as (
-    select usename, datname
-    from pg_stat_activity
-    where datid is not null and coalesce(backend_type, 'client backend') = 'client backend'
-      and pid <> pg_backend_pid()
-)
-select most, by, in_use
-from (
-    values
-        (current_setting('max_connections')::integer
-         - current_setting('superuser_reserved_connections')::integer
-         - coalesce(current_setting('reserved_connections', true), '0')::integer, 'max_connections',
-         (select count(*)::integer from others)),
-        ((select rolconnlimit from pg_roles where rolname = current_user),
-         'the role''s connection limit',
-         (select count(*)::integer from others where usename = current_user)),
-        ((select datconnlimit from pg_database where datname = current_database()),
-         'the database''s connection limit',
-         (select count(*)::integer from others where datname = current_database()))
-) as limits (most, by, in_use)
-where most >= 0
-order by most - in_use, most
-limit 1;
-
 -- name: is_encrypted
 -- Whether this session is.
 select ssl from pg_stat_ssl where pid = pg_backend_pid();
@@ -102,35 +75,3 @@ select relname as name, n_dead_tup as dead, n_live_tup as live
 from pg_stat_user_tables
 where schemaname = 'gateway' and n_dead_tup > greatest(n_live_tup, $1)
 order by n_dead_tup desc;
-
--- name: has_events
--- Whether anything ever came in by this route (primary key, which `exists` alone would not take).
-select count(*) > 0
-from (select from gateway.processed_events where route = $1 order by event_id limit 1) one;
-
--- name: find_oldest_dead
--- The dead letter that has waited for longest (deliveries_dead).
-select route, handler, finished_at
-from gateway.deliveries
-where status = 'dead'
-order by finished_at, id
-limit 1;
-
--- name: count_overdue
--- Of the oldest events (processed_events_newest): those whose keys should have been forgotten this long
--- ago, and which nothing keeps.
-select count(*) as n, min(e.received_at) as oldest_at
-from (
-    select route, event_id, received_at
-    from gateway.processed_events
-    order by received_at, route, event_id
-    limit 100
-) e
-join unnest($1::text[], $2::interval[]) as kept (route, key) using (route)
-where e.received_at < now() - kept.key - $3::interval
-  and not exists (
-      select from gateway.deliveries d
-      where d.route = e.route and d.event_id = e.event_id
-        and (d.status in ('pending', 'running', 'dead')
-             or d.finished_at >= now() - kept.key - $3::interval)
-  );
