@@ -174,7 +174,7 @@ def take_order(page: Page, url: str) -> None:
     page.get_by_role("button", name="Replay").click()
     page.locator("dd", has_text="the bank is back").wait_for()
     page.wait_for_timeout(6_000)  # a live page shows how far it has come by then
-    page.screenshot(path=OUT / "order.png")
+    page.screenshot(path=OUT / "bulk.png")
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from gateway.cli import (
     alerts,
     doctor,
     effects,
-    forget,
     orders,
     pause,
     processes,
@@ -28,6 +27,7 @@ from gateway.cli import (
     show,
     start,
     status,
+    stored_data,
     version,
 )
 from gateway.cli import listings as look
@@ -52,7 +52,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    effects, alerts, orders, pause, forget, rekey, reconcile, rejected, version,
+    effects, alerts, orders, pause, stored_data, rekey, reconcile, rejected, version,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

@@ -11,7 +11,7 @@ import typer
 
 from gateway.api.operation import Operation
 from gateway.api.operation_client import LocalOperationClient, OperationClient
-from gateway.api.operations.orders import (
+from gateway.api.operations.bulk import (
     RESUME_ORDER,
     SHOW_ORDER,
     STOP_ORDER,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gateway.api.operation_client import OperationClient
+from gateway.api.operations.bulk import ResumeBulkParams
 from gateway.api.operations.effects import (
     CONFIRM_EFFECTS,
     EFFECT_GROUPS,
@@ -17,7 +18,6 @@ from gateway.api.operations.effects import (
     ResolveAllParams,
     ResolveParams,
 )
-from gateway.api.operations.orders import ResumeBulkParams
 from gateway.api.parameters import LONGEST_PAGE
 from gateway.base.errors import CommandFailed, NotFound, TransitionRefused
 from gateway.cli.asking import (

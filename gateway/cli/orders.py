@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.api.operations.orders import ORDERS, STOP_ORDER, StopBulkParams
+from gateway.api.operations.bulk import ORDERS, STOP_ORDER, StopBulkParams
 from gateway.api.parameters import PageParams
 from gateway.api.shapes import BulkRow
 from gateway.cli.asking import AsJson, Limit, Reason, Url, ask, ask_pages, given, limit_of

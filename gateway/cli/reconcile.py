@@ -24,7 +24,7 @@ from gateway.cli.progress import progress
 from gateway.config.routes import load_config
 from gateway.config.settings import discover, load_settings
 from gateway.operations.reconcile.clients import askable_routes
-from gateway.operations.reconcile.orders import carry_out
+from gateway.operations.reconcile.runs import carry_out
 from gateway.telemetry.logs import configure_logs
 
 POLL_S: Final = 0.3

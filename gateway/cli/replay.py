@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from gateway.api.operation_client import OperationClient
-from gateway.api.operations.events import DISCARD, REPLAY, DeliveryParams, ReplayParams
-from gateway.api.operations.orders import (
+from gateway.api.operations.bulk import (
     BEGIN_ORDER,
     DELIVER,
     BeginBulkParams,
     DeliverParams,
     ResumeBulkParams,
 )
+from gateway.api.operations.events import DISCARD, REPLAY, DeliveryParams, ReplayParams
 from gateway.base.errors import CommandFailed, TransitionRefused
 from gateway.cli.asking import (
     Account,

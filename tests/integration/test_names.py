@@ -9,10 +9,10 @@ from typing import Any, Final
 import pytest
 
 from gateway import Context, Event
+from gateway.api.operations.bulk import DELIVER, DeliverParams, carry_out
 from gateway.api.operations.dead import DEAD, DeadParams
 from gateway.api.operations.events import EVENTS, SHOW, EventsParams, ShowParams
 from gateway.api.operations.health import STATUS, StatusParams
-from gateway.api.operations.orders import DELIVER, DeliverParams, carry_out
 from gateway.api.operations.pauses import PAUSE, PAUSES, PauseParams, PausesParams
 from gateway.base.errors import CommandFailed, ConfigInvalid, StorageUnavailable
 from gateway.base.model import OnDead

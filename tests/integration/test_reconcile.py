@@ -23,8 +23,8 @@ from gateway.ledger.encryption import OPEN
 from gateway.ledger.erasure import forget_all
 from gateway.ledger.reconciliations import find_reconciliation, last_runs
 from gateway.ledger.rejected import Refusal, note_refusals
-from gateway.operations.reconcile.orders import ReconcileContext, begin, carry_out, resume
 from gateway.operations.reconcile.recovery import MOST_ASKS
+from gateway.operations.reconcile.runs import ReconcileContext, begin, carry_out, resume
 from gateway.operations.reconcile.schedule import Schedule
 from gateway.providers import PROVIDERS
 from tests.support.ledger import Reader, claim_all, make_claim

@@ -5,6 +5,14 @@ from typing import Any, Final
 from gateway.api.operation import Operation
 from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
+from gateway.api.operations.bulk import (
+    BEGIN_ORDER,
+    DELIVER,
+    ORDERS,
+    RESUME_ORDER,
+    SHOW_ORDER,
+    STOP_ORDER,
+)
 from gateway.api.operations.dead import CAUSES, DEAD, GROUPS
 from gateway.api.operations.effects import (
     CONFIRM_EFFECTS,
@@ -15,14 +23,6 @@ from gateway.api.operations.effects import (
 )
 from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
 from gateway.api.operations.health import DOCTOR, STATUS
-from gateway.api.operations.orders import (
-    BEGIN_ORDER,
-    DELIVER,
-    ORDERS,
-    RESUME_ORDER,
-    SHOW_ORDER,
-    STOP_ORDER,
-)
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
 from gateway.api.operations.reconcile import RECONCILE, RECONCILIATION, RECONCILIATIONS
 from gateway.api.operations.rejected import (
@@ -32,7 +32,7 @@ from gateway.api.operations.rejected import (
     SHOW_REJECTED,
 )
 from gateway.api.operations.rekey import REKEY
-from gateway.api.operations.retention import ERASE, PRUNE
+from gateway.api.operations.stored_data import ERASE, PRUNE
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     STATUS,

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operations.bulk import BulkOptionsParams, begin
 from gateway.api.operations.dead import groups_of
 from gateway.api.operations.events import DeliveryId
-from gateway.api.operations.orders import BulkOptionsParams, begin
 from gateway.api.parameters import LONGEST_PAGE, Cursor, FilterParams, Page, PageParams, Text
 from gateway.api.shapes import BulkAnswer, Groups, ResolvedEffects, UnknownEffect
 from gateway.base.times import UtcTime

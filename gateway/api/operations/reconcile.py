@@ -17,7 +17,7 @@ from gateway.ledger.reconciliations import (
     list_gaps,
     list_reconciliations,
 )
-from gateway.operations.reconcile.orders import ReconcileContext, begin, carry_out, resume, tell
+from gateway.operations.reconcile.runs import ReconcileContext, begin, carry_out, resume, tell
 
 Id = Annotated[RowId, Field(description="The id of a reconciliation.")]
 PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])

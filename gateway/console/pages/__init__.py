@@ -5,6 +5,7 @@ from typing import Final
 
 from starlette.responses import Response
 
+from gateway.console.pages.bulk import resume_order, show_order, show_orders, stop_order
 from gateway.console.pages.dead import order_all, order_ticked, show_all, show_dead
 from gateway.console.pages.effects import (
     resolve_all_effects,
@@ -22,7 +23,6 @@ from gateway.console.pages.events import (
     show_events,
 )
 from gateway.console.pages.handlers import pause_handler, resume_handler, show_handlers
-from gateway.console.pages.orders import resume_order, show_order, show_orders, stop_order
 from gateway.console.pages.overview import show_overview
 from gateway.console.pages.reconcile import run_reconcile, show_reconcile, show_reconciliation
 from gateway.console.pages.rejected import (

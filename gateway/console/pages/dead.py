@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from gateway.api.operations.bulk import BEGIN_ORDER
 from gateway.api.operations.dead import CAUSES, DEAD, DeadFilter
 from gateway.api.operations.events import DISCARD, REPLAY
-from gateway.api.operations.orders import BEGIN_ORDER
 from gateway.base.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
 from gateway.console.request import PREFIX, ConsoleRequest, back_to, read_params
 from gateway.ledger.bulk import read_clock

@@ -26,7 +26,7 @@ from gateway.ledger.reconciliations import (
     forget_runs,
 )
 from gateway.ledger.rejected import forget_refusals
-from gateway.operations.reconcile.orders import ReconcileContext, begin, carry_out, resume, tell
+from gateway.operations.reconcile.runs import ReconcileContext, begin, carry_out, resume, tell
 
 LOOK_S: Final = 10.0
 TIDY_S: Final = 3600.0

@@ -8,7 +8,7 @@ import typer
 
 from gateway.api.operation import Operation
 from gateway.api.operation_client import OperationClient
-from gateway.api.operations.retention import ERASE, PRUNE, EraseParams, PruneParams
+from gateway.api.operations.stored_data import ERASE, PRUNE, EraseParams, PruneParams
 from gateway.base.errors import CommandFailed
 from gateway.base.units import format_count
 from gateway.cli.asking import RouteName, Url, at_desk, given

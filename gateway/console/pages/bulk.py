@@ -4,7 +4,7 @@ from typing import Final
 
 from starlette.responses import Response
 
-from gateway.api.operations.orders import ORDERS, RESUME_ORDER, SHOW_ORDER, STOP_ORDER
+from gateway.api.operations.bulk import ORDERS, RESUME_ORDER, SHOW_ORDER, STOP_ORDER
 from gateway.console.request import PREFIX, ConsoleRequest, back_to
 
 PER_PAGE: Final = 50
@@ -13,13 +13,13 @@ PER_PAGE: Final = 50
 async def show_orders(visit: ConsoleRequest) -> Response:
     """Show the bulk operations, newest first."""
     page = await visit.ask(ORDERS, after=visit.query.get("after"), limit=PER_PAGE)
-    return visit.page("orders.html", title="Bulk orders", rows=page["items"], next=page["next"])
+    return visit.page("bulk.html", title="Bulk orders", rows=page["items"], next=page["next"])
 
 
 async def show_order(visit: ConsoleRequest) -> Response:
     """Show one bulk operation with its progress bar."""
     order = await visit.ask(SHOW_ORDER, order_id=visit.path("order_id"))
-    return visit.page("order.html", title=f"Order {order['order_id']}", order=order)
+    return visit.page("bulk_operation.html", title=f"Order {order['order_id']}", order=order)
 
 
 async def stop_order(visit: ConsoleRequest) -> Response:
