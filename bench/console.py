@@ -84,7 +84,7 @@ def _pages(database: Database, past: Past) -> dict[str, str]:
         "dead letters of a cause": ("/dead", {"cause": cause}),
         "dead letters of a rare error": ("/dead", {"error": RARE_ERROR}),
         "replay all that are dead": ("/dead/all", {"action": "replay"}),
-        "bulk orders": ("/orders", {}),
+        "bulk operations": ("/bulk", {}),
         "refused": ("/rejected", {}),
         "handlers": ("/handlers", {}),
         "routes": ("/routes", {}),

@@ -92,7 +92,7 @@ insert into gateway.audit (at, actor, action, delivery_id, route, event_id)
 select finished_at, 'ann', 'replay', id, route, event_id
 from gateway.deliveries where status = 'dead'
 """
-ORDERS = """
+BULK = """
 insert into gateway.bulk_orders
     (action, filter, actor, began_at, total, moved, mark_at, status, finished_at)
 select 'replay', '{"route": "stripe"}', 'ann', at, 100, 100, at, 'done', at
@@ -150,7 +150,7 @@ def make_past(database: Database, past: Past, tell: Callable[[int], None]) -> No
             tell(min(first + CHUNK - 1, settled))
         database.execute(ATTEMPTS)
         database.execute(TALLIES, ROUTES, TIMES)
-    for statement in (TOGETHER, HOURS, TOTALS, AUDIT, ORDERS, RUNS):
+    for statement in (TOGETHER, HOURS, TOTALS, AUDIT, BULK, RUNS):
         database.execute(statement)
     database.execute(REJECTED, ROUTES, body)
     database.execute("vacuum analyze")

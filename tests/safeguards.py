@@ -396,8 +396,7 @@ SAFEGUARDS: Final = (
         "function gateway.hold_payload",
         "    if its_until <= (now() at time zone 'UTC')::date + 1 then\n",
         "    if false then\n",
-        "tests/integration/test_partitions.py::"
-        "test_what_is_ordered_to_run_again_on_its_last_day_runs",
+        "tests/integration/test_partitions.py::test_what_is_replayed_on_its_last_day_runs",
     ),
     Safeguard(
         "a table that somebody reads is not waited for",
@@ -430,35 +429,34 @@ SAFEGUARDS: Final = (
         "test_a_claim_never_fails_for_want_of_a_table_and_is_put_in_order_later",
     ),
     Safeguard(
-        "an order leaves alone what died after it began",
+        "a bulk operation leaves alone what died after it began",
         "gateway/ledger/bulk.sql",
         " and finished_at <= $2",
         " and $2::timestamptz is not null",
-        "tests/integration/test_bulk.py::"
-        "test_a_second_death_that_comes_in_between_is_not_of_the_order",
+        "tests/integration/test_bulk.py::test_a_second_death_that_comes_in_between_is_left_alone",
     ),
     Safeguard(
-        "an order that has moved a delivery does not move it again",
+        "a bulk operation that has moved a delivery does not move it again",
         "gateway/ledger/bulk.sql",
         "where a.delivery_id = w.id and a.order_id = $8",
         "where a.delivery_id = -w.id and a.order_id = $8",
         "tests/integration/test_bulk.py::"
-        "test_what_dies_again_is_not_replayed_twice_by_the_same_order",
+        "test_what_dies_again_is_not_replayed_twice_by_the_same_operation",
     ),
     Safeguard(
-        "an order that was resumed elsewhere makes no more steps here",
-        "gateway/ledger/steps.py",
-        "order.resumed != resumed or ",
+        "a bulk operation that was resumed elsewhere makes no more steps here",
+        "gateway/ledger/bulk.py",
+        'bulk["resumed"] != resumed or ',
         "",
         "tests/integration/test_bulk.py::"
-        "test_an_order_that_was_resumed_elsewhere_goes_on_there_only",
+        "test_a_bulk_operation_that_was_resumed_elsewhere_runs_there_only",
     ),
     Safeguard(
-        "what an order moves and its mark are a single transaction",
-        "gateway/ledger/steps.py",
+        "what a step of a bulk operation moves and its cursor are one transaction",
+        "gateway/ledger/bulk.py",
         "    async with connection.transaction():\n",
         "    if connection:\n",
-        "tests/e2e/test_bulk.py::test_an_order_dies_between_its_steps[order.marked]",
+        "tests/e2e/test_bulk.py::test_a_bulk_operation_dies_between_its_steps[bulk.marked]",
     ),
     Safeguard(
         "what is delivered to a new handler holds its event against a prune",
@@ -896,12 +894,12 @@ SAFEGUARDS: Final = (
         "test_a_request_that_was_refused_is_retried_and_after_that_a_dead_letter",
     ),
     Safeguard(
-        "orders for all include effects of a time before the clock was set back",
+        "bulk operations include effects of a time before the clock was set back",
         "gateway/worker/sweeper.sql",
         "set unknown_at = now() where status = 'unknown' and unknown_at > now()\n",
         "set calls = calls where false\n",
         "tests/integration/test_effects.py::"
-        "test_orders_for_all_include_those_of_a_time_before_the_clock_was_set_back",
+        "test_bulk_operations_include_those_of_a_time_before_the_clock_was_set_back",
     ),
     Safeguard(
         "a refusal that the handler caught does not hide an earlier call",
@@ -937,14 +935,14 @@ SAFEGUARDS: Final = (
         "test_a_skipped_delivery_lists_the_effect_that_it_leaves_unknown",
     ),
     Safeguard(
-        "a retry of effects is ordered for those of unknown outcome only",
+        "a retry of effects is for those of unknown outcome only",
         "gateway/ledger/effects.sql",
         "    where e.delivery_id = k.delivery_id and e.name = k.name and e.status = 'unknown'\n",
         "    where e.delivery_id = k.delivery_id\n",
         "tests/integration/test_effects.py::test_a_retry_makes_only_the_unknown_effect_again",
     ),
     Safeguard(
-        "a retry that was ordered is made also by a handler that skips",
+        "a retry that was requested is made also by a handler that skips",
         "gateway/ledger/effects.sql",
         "where ($4 or e.status = 'begun' and e.unknown_at is not null) and",
         "where $4 and",
@@ -2195,7 +2193,7 @@ SAFEGUARDS: Final = (
         "tests/integration/test_causes.py::test_what_dies_again_of_something_else_is_told_anew",
     ),
     Safeguard(
-        "an order takes causes back",
+        "a bulk replay takes causes back",
         "gateway/ledger/bulk.sql",
         "        not_before = null, cause = null,\n",
         "        not_before = null,\n",
@@ -2313,7 +2311,7 @@ SAFEGUARDS: Final = (
         "tests/deploy/test_compose.py::test_nothing_can_be_written_but_volumes_and_memory",
     ),
     Safeguard(
-        "the console takes orders from its own pages only",
+        "the console takes forms from its own pages only",
         "gateway/console/site.py",
         "        if request.method not in READING and not is_own(request):\n",
         "        if False:\n",
@@ -2321,18 +2319,18 @@ SAFEGUARDS: Final = (
         "test_what_does_not_come_from_a_page_of_ours_does_nothing",
     ),
     Safeguard(
-        "the console's orders say where they come from, without TLS too",
+        "the console's forms say where they come from, without TLS too",
         "gateway/console/site.py",
         '"referrer-policy": "same-origin"',
         '"referrer-policy": "no-referrer"',
-        "tests/e2e/test_console_attacks.py::test_one_logs_in_and_orders_under_a_name_without_tls",
+        "tests/e2e/test_console_attacks.py::test_one_logs_in_and_acts_under_a_name_without_tls",
     ),
     Safeguard(
-        "the console's reader orders nothing",
+        "the console's reader changes nothing",
         "gateway/console/site.py",
-        "            if not visit.visitor.may_order:\n",
+        "            if not visit.visitor.may_act:\n",
         "            if False:\n",
-        "tests/e2e/test_console_attacks.py::test_a_reader_gives_no_order_of_any_kind",
+        "tests/e2e/test_console_attacks.py::test_a_reader_does_no_action_of_any_kind",
     ),
     Safeguard(
         "the console shows what came from outside as text",
@@ -2462,12 +2460,12 @@ SAFEGUARDS: Final = (
         "test_cookies_are_for_tls_alone_where_the_browser_uses_it",
     ),
     Safeguard(
-        "the console's orders are about what was counted",
+        "the console's bulk operations are about what was counted",
         "gateway/console/pages/dead.py",
         '    chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}\n',
         '    chosen = {name: query.get(name) for name in ("action", "as_of")}\n',
         "tests/e2e/test_console_attacks.py::"
-        "test_an_order_is_about_what_was_counted_whatever_does_not_show",
+        "test_a_bulk_operation_is_about_what_was_counted_whatever_does_not_show",
     ),
     Safeguard(
         "the console's trees are bounded",

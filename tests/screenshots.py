@@ -166,7 +166,7 @@ def take(page: Page, url: str) -> None:
         page.screenshot(path=OUT / f"{name}.png")
 
 
-def take_order(page: Page, url: str) -> None:
+def take_bulk(page: Page, url: str) -> None:
     """A bulk replay, slow enough to be seen at it."""
     page.goto(f"{url}/console/dead/all?action=replay&handler=handlers.billing.book_invoice")
     page.get_by_label("Reason").fill("the bank is back")
@@ -192,7 +192,7 @@ def main() -> None:
         phone = browser.new_page(viewport={"width": 390, "height": 800})
         phone.goto(f"{url}/console/dead")
         phone.screenshot(path=OUT / "dead-phone.png")
-        take_order(browser.new_page(viewport={"width": 1280, "height": 800}), url)
+        take_bulk(browser.new_page(viewport={"width": 1280, "height": 800}), url)
     print(*sorted(file.name for file in OUT.iterdir()))  # noqa: T201 (a script)
 
 

@@ -6,11 +6,11 @@ from typing import Final
 from starlette.routing import BaseRoute
 
 from gateway.api.http import routes
-from gateway.api.operation import BackgroundTasks, OperationContext
 from gateway.api.operations import OPERATIONS
 from gateway.config.project import Project, database_url
 from gateway.ledger.budget import OFFICE_CONNECTIONS
 from gateway.ledger.connection import PREPARED_ONCE, Pool, open_pool
+from gateway.operations.context import BackgroundTasks, OperationContext
 from gateway.receive.guard import TokenGuard, secret_of
 
 COMMAND_S: Final = 30.0

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.openapi import describe_api
-from gateway.api.operation import PREFIX, Operation, OperationContext, Params
+from gateway.api.operation import PREFIX, Operation, Params
 from gateway.base.errors import (
     BadRequest,
     CommandFailed,
@@ -29,6 +29,7 @@ from gateway.base.errors import (
 from gateway.base.problems import one_of, refusals
 from gateway.base.secrets import Secret, is_borne
 from gateway.ledger.connection import TROUBLE, describe
+from gateway.operations.context import OperationContext
 from gateway.receive.answers import RETRY_AFTER_S
 from gateway.receive.guard import TokenGuard
 

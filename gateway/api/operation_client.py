@@ -9,13 +9,14 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.api.http import ACTOR_HEADER
-from gateway.api.operation import PREFIX, Operation, OperationContext, Params
+from gateway.api.operation import PREFIX, Operation, Params
 from gateway.base.errors import CommandFailed, ConfigInvalid, NotFound, Problem, StorageUnavailable
 from gateway.base.secrets import Secret
 from gateway.config.project import database_url
 from gateway.config.settings import Settings
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.migrate import check_version
+from gateway.operations.context import OperationContext
 from gateway.queue.wake_ups import wake
 
 ANSWER_S: Final = 60.0

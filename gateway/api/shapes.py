@@ -5,6 +5,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from gateway.ledger.bulk import BulkOperation
 from gateway.operations.encryption import KeyState
 
 
@@ -120,7 +121,7 @@ class DeliveryAudit(TypedDict):
     action: str
     effect: str | None
     reason: str | None
-    order_id: int | None
+    bulk_id: int | None
 
 
 class DeliveryDetail(TypedDict):
@@ -195,7 +196,7 @@ class AuditRow(TypedDict):
     action: str
     delivery_id: int | None
     effect: str | None
-    order_id: int | None
+    bulk_id: int | None
     route: str | None
     handler: str | None
     event_id: str | None
@@ -277,35 +278,10 @@ class Groups(TypedDict):
     groups: list[Group]
 
 
-class BulkRow(TypedDict):
-    """A bulk operation and its progress."""
-
-    order_id: int
-    action: Literal["replay", "discard", "deliver", "retry_effects", "confirm_effects"]
-    filter: dict[str, str]
-    status: Literal["running", "stopped", "done"]
-    is_idle: bool
-    total: int
-    moved: int
-    skipped: int
-    rate: int | None
-    effects: Literal["keep", "retry"]
-    """For a replay: whether effects of unknown outcome are made again."""
-    effects_kept: int
-    """Effects of the replayed deliveries that were done and are not made again."""
-    effects_unknown: int
-    actor: str
-    reason: str | None
-    began_at: datetime
-    stepped_at: datetime
-    finished_at: datetime | None
-    resumed: int
-
-
 class BulkAnswer(Groups):
     """The matching rows, and the bulk operation. It is null after a dry run or without a match."""
 
-    order: BulkRow | None
+    bulk: BulkOperation | None
     effects_kept: int
     """For a replay: effects of the matching deliveries that were done and are not made again."""
     effects_unknown: int

@@ -11,9 +11,9 @@ from gateway.base.errors import ConfigInvalid, GatewayError
 from gateway.base.problems import refusals
 from gateway.cli import (
     alerts,
+    bulk,
     doctor,
     effects,
-    orders,
     pause,
     processes,
     providers,
@@ -52,7 +52,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    effects, alerts, orders, pause, stored_data, rekey, reconcile, rejected, version,
+    effects, alerts, bulk, pause, stored_data, rekey, reconcile, rejected, version,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

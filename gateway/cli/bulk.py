@@ -1,36 +1,54 @@
-"""Start bulk operations after a count and a confirmation, and watch them to their end."""
+"""The command `bulk`, and the start of bulk operations after a count and a confirmation."""
 
 import asyncio
 import signal
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Final, NamedTuple, TypeVar
+from enum import StrEnum
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
 from gateway.api.operation import Operation
 from gateway.api.operation_client import LocalOperationClient, OperationClient
 from gateway.api.operations.bulk import (
-    RESUME_ORDER,
-    SHOW_ORDER,
-    STOP_ORDER,
+    LIST_BULK,
+    RESUME_BULK,
+    SHOW_BULK,
+    STOP_BULK,
     BulkIdParams,
     BulkOptionsParams,
     ResumeBulkParams,
     StopBulkParams,
-    carry_out,
 )
-from gateway.api.shapes import BulkAnswer, BulkRow, Group
+from gateway.api.parameters import PageParams
+from gateway.api.shapes import BulkAnswer, Group
 from gateway.base.errors import CommandFailed, GatewayError
 from gateway.base.units import format_count
-from gateway.cli.asking import ask, at_desk
-from gateway.cli.output import complain, console, print_rows
+from gateway.cli.asking import (
+    AsJson,
+    Limit,
+    Reason,
+    Url,
+    ask,
+    ask_pages,
+    at_desk,
+    given,
+    limit_of,
+)
+from gateway.cli.output import complain, console, print_json, print_rows, printable
 from gateway.cli.progress import progress
+from gateway.ledger.bulk import BulkOperation
 from gateway.ledger.connection import TROUBLE
-from gateway.operations.bulk import effects_ahead, effects_report
+from gateway.operations.bulk import effects_ahead, effects_report, runner
 
 P = TypeVar("P", bound=BulkOptionsParams)
+
+Rate = Annotated[
+    int | None,
+    typer.Option("--rate", min=1, max=100_000, help="At most so many a second."),
+]
 
 POLL_S: Final = 0.5
 INTERRUPTED: Final = 130
@@ -39,7 +57,6 @@ INTERRUPTED: Final = 130
 class Words(NamedTuple):
     """The words for an action."""
 
-    command: str
     verb: str
     doing: str
     done: str
@@ -49,23 +66,93 @@ class Words(NamedTuple):
 
 UNKNOWN_EFFECT: Final = "unknown effect"
 WORDS: Final = {
-    "replay": Words("replay", "Replay", "replaying", "replayed", "dead letter", "no longer dead"),
-    "discard": Words(
-        "discard", "Discard", "discarding", "discarded", "dead letter", "no longer dead"
-    ),
-    "deliver": Words(
-        "replay", "Deliver", "delivering", "delivered", "event", "delivered by others"
-    ),
-    "retry_effects": Words(
-        "effects retry", "Retry", "retrying", "retried", UNKNOWN_EFFECT, "resolved or running"
-    ),
-    "confirm_effects": Words(
-        "effects confirm", "Confirm", "confirming", "confirmed", UNKNOWN_EFFECT, "resolved"
-    ),
+    "replay": Words("Replay", "replaying", "replayed", "dead letter", "no longer dead"),
+    "discard": Words("Discard", "discarding", "discarded", "dead letter", "no longer dead"),
+    "deliver": Words("Deliver", "delivering", "delivered", "event", "delivered by others"),
+    "retry_effects": Words("Retry", "retrying", "retried", UNKNOWN_EFFECT, "resolved or running"),
+    "confirm_effects": Words("Confirm", "confirming", "confirmed", UNKNOWN_EFFECT, "resolved"),
 }
 
 
-def order_all(
+class BulkAction(StrEnum):
+    """Actions on one bulk operation."""
+
+    SHOW = "show"
+    STOP = "stop"
+    RESUME = "resume"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(bulk)
+
+
+def bulk(
+    doing: Annotated[
+        BulkAction | None,
+        typer.Argument(help="Show, stop or resume one; without it, list them.", show_default=False),
+    ] = None,
+    bulk_id: Annotated[
+        int | None, typer.Argument(metavar="[ID]", min=1, max=2**63 - 1, help="Its id.")
+    ] = None,
+    rate: Rate = None,
+    reason: Reason = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List bulk operations, newest first, with their progress; show, stop or resume one.
+
+    An idle one has no running process. [bold]stop[/bold] stops one, wherever it runs, after its
+    current step. [bold]resume[/bold] continues one at its cursor, at another [bold]--rate[/bold] if
+    given.
+
+    Examples: [bold]gateway bulk[/bold], [bold]gateway bulk stop 7[/bold],
+    [bold]gateway bulk resume 7 --rate 100[/bold]
+    """
+    if (doing is None) != (bulk_id is None):
+        raise typer.BadParameter("give show, stop or resume together with an id")
+    if rate is not None and doing is not BulkAction.RESUME:
+        raise typer.BadParameter("--rate belongs to resume")
+    if reason is not None and doing not in (BulkAction.STOP, BulkAction.RESUME):
+        raise typer.BadParameter("--reason belongs to stop and resume")
+    if limit is not None and doing is not None:
+        raise typer.BadParameter("--limit belongs to the listing")
+    if as_json and doing not in (None, BulkAction.SHOW):
+        raise typer.BadParameter("--json belongs to the listing and to show")
+    options, id = given(rate=rate, reason=reason), bulk_id or 0
+    match doing:
+        case BulkAction.STOP:
+            found = ask(url, STOP_BULK, StopBulkParams(bulk_id=id, **options))
+            line = f"bulk operation {id} is {found['status']}, at {_progress(found)}"
+            console().print(line, markup=False)
+        case BulkAction.RESUME:
+            resume_all(ResumeBulkParams(bulk_id=id, **options), url)
+        case BulkAction.SHOW:
+            _list([ask(url, SHOW_BULK, BulkIdParams(bulk_id=id))], as_json)
+        case None:
+            _list(ask_pages(url, LIST_BULK, PageParams(), limit_of(limit, as_json)), as_json)
+
+
+def _list(rows: list[BulkOperation], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    columns = ["bulk_id", "began_at", "action", "filter", "status", "progress", "actor", "reason"]
+    print_rows(columns, [_shown(row) for row in rows], empty="There are no bulk operations yet.")
+
+
+def _shown(row: BulkOperation) -> dict[str, Any]:
+    asked = " ".join(f"--{name} {printable(value)}" for name, value in row["filter"].items())
+    status = "idle" if row["is_idle"] else row["status"]
+    return {**row, "filter": asked or None, "status": status, "progress": _progress(row)}
+
+
+def _progress(row: BulkOperation) -> str:
+    skipped = f", {row['skipped']:,} skipped" if row["skipped"] else ""
+    return f"{row['moved']:,} of {row['total']:,}{skipped}"
+
+
+def begin_all(
     operation: Operation[P, BulkAnswer],
     params: P,
     action: str,
@@ -77,7 +164,7 @@ def order_all(
     """Count the matching rows, ask for confirmation, and run the bulk operation."""
     if not (dry_run or yes or sys.stdin.isatty()):
         raise typer.BadParameter(
-            "there is no terminal to ask on: order it with --yes, or only count with --dry-run"
+            "there is no terminal to ask on: confirm with --yes, or only count with --dry-run"
         )
     count = ask(url, operation, params.model_copy(update={"dry_run": True}))
     given = params.model_dump()
@@ -88,23 +175,24 @@ def order_all(
         raise CommandFailed("nothing was done")
     as_counted = params.model_copy(update={"as_of": count["as_of"]})
 
-    async def begin(desk: OperationClient) -> tuple[BulkRow, bool] | None:
-        ordered = await desk.ask(operation, as_counted)
-        return None if ordered["order"] is None else await _follow(desk, ordered["order"], url)
+    async def begin(desk: OperationClient) -> tuple[BulkOperation, bool] | None:
+        begun = (await desk.ask(operation, as_counted))["bulk"]
+        return None if begun is None else await _follow(desk, begun, url)
 
     _report(at_desk(url, begin), url)
 
 
-def go_on(actions: set[str], params: ResumeBulkParams, url: str | None) -> None:
-    """Resume a bulk operation of one of these kinds."""
-    order_id = params.order_id
+def resume_all(params: ResumeBulkParams, url: str | None, *actions: str) -> None:
+    """Resume a bulk operation, of one of these kinds if any are given."""
 
-    async def resume(desk: OperationClient) -> tuple[BulkRow, bool]:
-        found = await desk.ask(SHOW_ORDER, BulkIdParams(order_id=order_id))
-        if found["action"] not in actions:
-            command = f"gateway {WORDS[found['action']].command} --resume {order_id}"
-            raise CommandFailed(f"order {order_id} is one to {found['action']}: use `{command}`")
-        return await _follow(desk, await desk.ask(RESUME_ORDER, params), url)
+    async def resume(desk: OperationClient) -> tuple[BulkOperation, bool]:
+        found = await desk.ask(SHOW_BULK, BulkIdParams(bulk_id=params.bulk_id))
+        if actions and found["action"] not in actions:
+            raise CommandFailed(
+                f"bulk operation {params.bulk_id} is one to {found['action']}:"
+                f" use `gateway bulk resume {params.bulk_id}`"
+            )
+        return await _follow(desk, await desk.ask(RESUME_BULK, params), url)
 
     _report(at_desk(url, resume), url)
 
@@ -145,37 +233,42 @@ def print_groups(groups: list[Group], *, by: str, empty: str = "") -> None:
     print_rows(columns, groups, empty=empty)
 
 
-async def _follow(desk: OperationClient, order: BulkRow, url: str | None) -> tuple[BulkRow, bool]:
+async def _follow(
+    desk: OperationClient, bulk: BulkOperation, url: str | None
+) -> tuple[BulkOperation, bool]:
     """Watch the operation to its end. Ctrl-C stops it."""
-    doing = f"order {order['order_id']}: {WORDS[order['action']].doing}"
+    doing = f"bulk operation {bulk['bulk_id']}: {WORDS[bulk['action']].doing}"
     try:
         with (
             _interruptible() as interrupted,
-            progress(doing, order["total"], done=_done(order)) as show,
+            progress(doing, bulk["total"], done=_done(bulk)) as show,
         ):
-            async with aclosing(_stages(desk, order)) as stages:
-                async for order in stages:
-                    show(_done(order))
-                    if interrupted.is_set() and order["status"] == "running":
-                        params = StopBulkParams(order_id=order["order_id"])
-                        return await desk.ask(STOP_ORDER, params), True
+            async with aclosing(_steps(desk, bulk)) as steps:
+                async for bulk in steps:
+                    show(_done(bulk))
+                    if interrupted.is_set() and bulk["status"] == "running":
+                        params = StopBulkParams(bulk_id=bulk["bulk_id"])
+                        return await desk.ask(STOP_BULK, params), True
     except (GatewayError, *TROUBLE):
-        complain(f"{_standing(order)}; go on with `{_resume_command(order, url)}`")
+        complain(f"{_standing(bulk, 'is')}; {_hint(bulk, url)}")
         raise
-    return order, False
+    return bulk, False
 
 
-async def _stages(desk: OperationClient, order: BulkRow) -> AsyncGenerator[BulkRow, None]:
-    """Yield the state after each step, or at intervals if another process runs the operation."""
-    if isinstance(desk, LocalOperationClient):
-        async with aclosing(carry_out(desk.office, order)) as steps:
-            async for stepped in steps:
-                yield stepped
-        return
-    while order["status"] == "running" and not order["is_idle"]:
+def _steps(desk: OperationClient, bulk: BulkOperation) -> AsyncGenerator[BulkOperation, None]:
+    """Run the operation here, or watch it if a remote gateway runs it."""
+    return (
+        runner(desk.office).run(bulk)
+        if isinstance(desk, LocalOperationClient)
+        else _poll(desk, bulk)
+    )
+
+
+async def _poll(desk: OperationClient, bulk: BulkOperation) -> AsyncGenerator[BulkOperation, None]:
+    while bulk["status"] == "running" and not bulk["is_idle"]:
         await asyncio.sleep(POLL_S)
-        order = await desk.ask(SHOW_ORDER, BulkIdParams(order_id=order["order_id"]))
-        yield order
+        bulk = await desk.ask(SHOW_BULK, BulkIdParams(bulk_id=bulk["bulk_id"]))
+        yield bulk
 
 
 @contextmanager
@@ -194,40 +287,39 @@ def _interruptible() -> Iterator[asyncio.Event]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _done(order: BulkRow) -> int:
-    return order["moved"] + order["skipped"]
+def _done(bulk: BulkOperation) -> int:
+    return bulk["moved"] + bulk["skipped"]
 
 
-def _standing(order: BulkRow) -> str:
-    return f"order {order['order_id']} stands at {_done(order):,} of {order['total']:,}"
+def _standing(bulk: BulkOperation, state: str) -> str:
+    return f"bulk operation {bulk['bulk_id']} {state} at {_done(bulk):,} of {bulk['total']:,}"
 
 
-def _resume_command(order: BulkRow, url: str | None) -> str:
-    command = f"gateway {WORDS[order['action']].command} --resume {order['order_id']}"
-    return command if url is None else f"{command} --url {url}"
+def _hint(bulk: BulkOperation, url: str | None) -> str:
+    at = "" if url is None else f" --url {url}"
+    return f"resume it with `gateway bulk resume {bulk['bulk_id']}{at}`"
 
 
-def _report(ended: tuple[BulkRow, bool] | None, url: str | None) -> None:
+def _report(ended: tuple[BulkOperation, bool] | None, url: str | None) -> None:
     """Print the result, and exit with the matching code."""
     if ended is None:
         console().print("Nothing matches any more.")
         return
-    order, was_interrupted = ended
-    if order["status"] == "done":
-        console().print(_summary(order), markup=False)
+    bulk, was_interrupted = ended
+    if bulk["status"] == "done":
+        console().print(_summary(bulk), markup=False)
         return
-    why = "is stopped" if order["status"] == "stopped" else "has nobody at it any more"
-    how = f"go on with `{_resume_command(order, url)}`"
-    complain(f"order {order['order_id']} {why}, at {_done(order):,} of {order['total']:,}; {how}")
+    state = "is stopped" if bulk["status"] == "stopped" else "has no running process, and is"
+    complain(f"{_standing(bulk, state)}; {_hint(bulk, url)}")
     raise typer.Exit(INTERRUPTED if was_interrupted else 1)
 
 
-def _summary(order: BulkRow) -> str:
-    words = WORDS[order["action"]]
-    parts = [f"{order['moved']:,} {words.done}"]
-    if order["skipped"]:
-        parts.append(f"{order['skipped']:,} skipped, whose payload is gone")
-    if (others := order["total"] - _done(order)) > 0:
+def _summary(bulk: BulkOperation) -> str:
+    words = WORDS[bulk["action"]]
+    parts = [f"{bulk['moved']:,} {words.done}"]
+    if bulk["skipped"]:
+        parts.append(f"{bulk['skipped']:,} skipped, whose payload is gone")
+    if (others := bulk["total"] - _done(bulk)) > 0:
         parts.append(f"{others:,} {words.left}")
-    effects = effects_report(order["effects"], order["effects_kept"], order["effects_unknown"])
-    return f"Order {order['order_id']} is done: {', '.join(parts)}{effects}."
+    effects = effects_report(bulk["effects"], bulk["effects_kept"], bulk["effects_unknown"])
+    return f"Bulk operation {bulk['bulk_id']} is done: {', '.join(parts)}{effects}."

@@ -41,9 +41,9 @@ from gateway.cli.asking import (
     is_delivery_id,
     limit_of,
 )
-from gateway.cli.bulk import go_on, name_in_full, order_all, print_groups
+from gateway.cli.bulk import Rate, begin_all, name_in_full, print_groups, resume_all
 from gateway.cli.output import console, print_json, print_rows, printable
-from gateway.cli.replay import DryRun, Rate, Resume, Yes
+from gateway.cli.replay import DryRun, Resume, Yes
 
 COLUMNS: Final = ["delivery_id", "name", "unknown_at", "event_id", "handler", "error"]
 
@@ -119,17 +119,17 @@ def effects(
         return
     if group or limit or as_json:
         raise typer.BadParameter("--group, --limit and --json belong to the listing")
-    order = given(rate=rate, reason=reason)
+    options = given(rate=rate, reason=reason)
     match _way(ids, everything, filters, resume):
         case "resume":
-            go_on({f"{doing}_effects"}, ResumeBulkParams(order_id=resume or 0, **order), url)
+            resume_all(ResumeBulkParams(bulk_id=resume or 0, **options), url, f"{doing}_effects")
         case "ids":
             if dry_run or rate is not None:
                 raise typer.BadParameter("--dry-run and --rate belong to --all")
             _resolve_each(doing, ids or [], filters, reason, url)
         case _:
-            params = ResolveAllParams(action=doing.value, **filters, **order)
-            order_all(
+            params = ResolveAllParams(action=doing.value, **filters, **options)
+            begin_all(
                 RESOLVE_ALL_EFFECTS,
                 params,
                 f"{doing}_effects",
@@ -144,7 +144,9 @@ def _way(
 ) -> str:
     """Return which kind of selection the options make."""
     if resume is not None and (ids or everything or filters):
-        raise typer.BadParameter("--resume goes on with an order as it was given: nothing else")
+        raise typer.BadParameter(
+            "--resume takes a bulk operation as it was begun: give nothing else"
+        )
     if resume is not None:
         return "resume"
     narrowed = filters.keys() & {"route", "handler"}

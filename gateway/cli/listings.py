@@ -139,9 +139,9 @@ def audit(limit: Limit = None, as_json: AsJson = False, url: Url = None) -> None
     rows = ask_pages(url, AUDIT, PageParams(), limit_of(limit, as_json))
     columns = [
         "at", "actor", "action", "route", "handler", "event_id", "delivery_id", "effect",
-        "order_id", "reason",
+        "bulk_id", "reason",
     ]  # fmt: skip
-    _print(rows, columns, as_json, limit, empty="Nobody has ordered anything yet.")
+    _print(rows, columns, as_json, limit, empty="The audit log is empty.")
 
 
 def _print(

@@ -103,8 +103,8 @@ def rejected(
             "--all, --to-route, --reason, --dry-run and --yes belong to release"
         )
     if doing is RejectedAction.RELEASE:
-        order = given(ids=ids or None, to_route=to_route, reason=reason)
-        _release(ReleaseParams(**chosen, **order, all=everything), dry_run, yes, as_json, url)
+        options = given(ids=ids or None, to_route=to_route, reason=reason)
+        _release(ReleaseParams(**chosen, **options, all=everything), dry_run, yes, as_json, url)
     elif doing is RejectedAction.SHOW:
         _show(ids or [], body, as_json, url)
     else:
@@ -229,7 +229,7 @@ def _release(
         raise typer.BadParameter(f"at most {AT_ONCE} ids at once, or --all")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise typer.BadParameter(
-            "there is no terminal to ask on: order it with --yes, or only verify with --dry-run"
+            "there is no terminal to ask on: confirm with --yes, or only verify with --dry-run"
         )
     if not yes or dry_run:
         looked_at = _each(params.model_copy(update={"dry_run": True}), url)

@@ -8,7 +8,7 @@ import typer
 
 from gateway.api.operation_client import OperationClient
 from gateway.api.operations.bulk import (
-    BEGIN_ORDER,
+    BEGIN_BULK,
     DELIVER,
     BeginBulkParams,
     DeliverParams,
@@ -32,7 +32,7 @@ from gateway.cli.asking import (
     given,
     is_delivery_id,
 )
-from gateway.cli.bulk import go_on, order_all
+from gateway.cli.bulk import Rate, begin_all, resume_all
 from gateway.cli.output import console
 from gateway.operations.bulk import effects_ahead, effects_report
 
@@ -51,10 +51,6 @@ Ids = Annotated[
 Dead = Annotated[bool, typer.Option("--dead", help="All dead letters that match the filters.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count what matches, by error.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask: for scripts.")]
-Rate = Annotated[
-    int | None,
-    typer.Option("--rate", min=1, max=100_000, help="At most so many a second."),
-]
 Effects = Annotated[
     EffectsChoice,
     typer.Option(
@@ -73,7 +69,9 @@ AsNew = Annotated[
 ]
 Resume = Annotated[
     int | None,
-    typer.Option("--resume", metavar="ORDER", min=1, max=2**63 - 1, help="Go on with this order."),
+    typer.Option(
+        "--resume", metavar="ID", min=1, max=2**63 - 1, help="Resume this bulk operation."
+    ),
 ]
 
 
@@ -123,7 +121,7 @@ def replay(
         route=route, type=type, handler=handler, error=error, since=since, until=until,
         account=account,
     )  # fmt: skip
-    order = given(rate=rate, reason=reason)
+    options = given(rate=rate, reason=reason)
     way = _way(ids, dead, filters, resume, dry_run=dry_run, rate=rate)
     if effects is EffectsChoice.RETRY and way not in ("ids", "dead"):
         raise typer.BadParameter("--effects retry belongs to ids or --dead")
@@ -131,16 +129,16 @@ def replay(
         raise typer.BadParameter("--as-new belongs to --handler and --since, without --dead")
     match way:
         case "resume":
-            go_on({"replay", "deliver"}, ResumeBulkParams(order_id=resume or 0, **order), url)
+            resume_all(ResumeBulkParams(bulk_id=resume or 0, **options), url, "replay", "deliver")
         case "ids":
             _replay_each(ids or [], route, handler, effects, reason, url)
         case "dead":
-            params = BeginBulkParams(action="replay", effects=effects.value, **filters, **order)
-            order_all(BEGIN_ORDER, params, "replay", dry_run=dry_run, yes=yes, url=url)
+            params = BeginBulkParams(action="replay", effects=effects.value, **filters, **options)
+            begin_all(BEGIN_BULK, params, "replay", dry_run=dry_run, yes=yes, url=url)
         case _:
             _check_delivery(filters)
-            delivery = DeliverParams(**filters, **order, as_new=as_new)
-            order_all(DELIVER, delivery, "deliver", dry_run=dry_run, yes=yes, url=url)
+            delivery = DeliverParams(**filters, **options, as_new=as_new)
+            begin_all(DELIVER, delivery, "deliver", dry_run=dry_run, yes=yes, url=url)
 
 
 def discard(
@@ -173,15 +171,15 @@ def discard(
         route=route, type=type, handler=handler, error=error, since=since, until=until,
         account=account,
     )  # fmt: skip
-    order = given(rate=rate, reason=reason)
+    options = given(rate=rate, reason=reason)
     match _way(ids, dead, filters, resume, dry_run=dry_run, rate=rate):
         case "resume":
-            go_on({"discard"}, ResumeBulkParams(order_id=resume or 0, **order), url)
+            resume_all(ResumeBulkParams(bulk_id=resume or 0, **options), url, "discard")
         case "ids":
             _discard_each(ids or [], route, handler, reason, url)
         case "dead":
-            params = BeginBulkParams(action="discard", **filters, **order)
-            order_all(BEGIN_ORDER, params, "discard", dry_run=dry_run, yes=yes, url=url)
+            params = BeginBulkParams(action="discard", **filters, **options)
+            begin_all(BEGIN_BULK, params, "discard", dry_run=dry_run, yes=yes, url=url)
         case _:
             raise typer.BadParameter("give ids, or --dead with filters")
 
@@ -197,7 +195,9 @@ def _way(
 ) -> str:
     """Return which kind of selection the options make, and check that it is only one."""
     if resume is not None and (ids or dead or filters or dry_run):
-        raise typer.BadParameter("--resume goes on with an order as it was given: nothing else")
+        raise typer.BadParameter(
+            "--resume takes a bulk operation as it was begun: give nothing else"
+        )
     if ids and (dead or filters.keys() - {"route", "handler"}):
         raise typer.BadParameter("give ids, or filters, and not both")
     if ids and filters and any(is_delivery_id(id, filters.get("route")) for id in ids):
@@ -232,7 +232,7 @@ def _replay_each(
     reason: str | None,
     url: str | None,
 ) -> None:
-    async def order(desk: OperationClient, target: Target) -> str:
+    async def act(desk: OperationClient, target: Target) -> str:
         params = ReplayParams(
             delivery_id=target.delivery_id, effects=effects.value, **given(reason=reason)
         )
@@ -243,33 +243,33 @@ def _replay_each(
         done = await desk.ask(REPLAY, params)
         return "replayed" + effects_report(effects, done["effects_kept"], done["effects_unknown"])
 
-    _order_each(ids, route, handler, url, order, left_alone="`gateway replay {id}` runs it again")
+    _act_on_each(ids, route, handler, url, act, left_alone="`gateway replay {id}` runs it again")
 
 
 def _discard_each(
     ids: list[str], route: str | None, handler: str | None, reason: str | None, url: str | None
 ) -> None:
-    async def order(desk: OperationClient, target: Target) -> str:
+    async def act(desk: OperationClient, target: Target) -> str:
         await desk.ask(
             DISCARD, DeliveryParams(delivery_id=target.delivery_id, **given(reason=reason))
         )
         return "discarded"
 
-    _order_each(ids, route, handler, url, order)
+    _act_on_each(ids, route, handler, url, act)
 
 
-def _order_each(
+def _act_on_each(
     ids: list[str],
     route: str | None,
     handler: str | None,
     url: str | None,
-    order: Callable[[OperationClient, Target], Awaitable[str]],
+    act: Callable[[OperationClient, Target], Awaitable[str]],
     *,
     left_alone: str = "",
 ) -> None:
     """Apply the action to each delivery. If one is refused, the others continue."""
 
-    async def order_all(desk: OperationClient) -> list[str]:
+    async def act_on_all(desk: OperationClient) -> list[str]:
         targets, refusals = await collect_targets(desk, ids, route=route, handler=handler)
         for target in targets:
             if target.left_alone is not None:
@@ -278,12 +278,12 @@ def _order_each(
                 console().print(text, markup=False)
                 continue
             try:
-                done = await order(desk, target)
+                done = await act(desk, target)
             except (CommandFailed, TransitionRefused) as refusal:
                 refusals.append(str(refusal))
             else:
                 console().print(f"{target}: {done}", markup=False)
         return refusals
 
-    if refusals := at_desk(url, order_all):
+    if refusals := at_desk(url, act_on_all):
         raise CommandFailed("\n".join(refusals))

@@ -213,10 +213,10 @@ def _print_delivery(delivery: dict[str, Any], shown: bool) -> None:
     for entry in delivery["audit"]:
         why = f": {printable(entry['reason'])}" if entry["reason"] else ""
         who = printable(entry["actor"])
-        order = f" in order {entry['order_id']}" if entry["order_id"] else ""
+        bulk = f" in bulk operation {entry['bulk_id']}" if entry["bulk_id"] else ""
         at = cell(entry["at"])
         action = " ".join(filter(None, (entry["action"], printable(entry["effect"] or ""))))
-        out.print(f"    {action} by {who}{order}, {at}{why}", markup=False)
+        out.print(f"    {action} by {who}{bulk}, {at}{why}", markup=False)
     if delivery["runs_alone"]:
         out.print("    runs alone: a worker was lost twice while it ran", markup=False)
     if delivery["status"] == "pending" and delivery["due_at"] is None:
@@ -243,7 +243,7 @@ def _effect_line(effect: dict[str, Any], shown: bool) -> str:
         return f"once {name}: done {cell(effect['finished_at'])}, {_result(effect, shown)}"
     line = f"once {name}: {_unknown(effect)}, called {cell(effect['begun_at'])}"
     if effect["status"] == "begun" and effect["unknown_at"] is not None:
-        return f"{line}; a retry is ordered"
+        return f"{line}; a retry is requested"
     return line + (_advice(effect["delivery_id"]) if effect["status"] == "unknown" else "")
 
 

@@ -27,12 +27,12 @@ from gateway.base.units import (
 from gateway.cli.asking import Url, who
 from gateway.cli.output import console, print_json, printable, printable_lines
 from gateway.config.settings import Settings, discover, load_settings
+from gateway.ledger.bulk import BulkOperation
 from gateway.operations.encryption import describe_key, in_use
 from gateway.operations.status.engines import can_go, describe_expiry, has_rotation
 from gateway.operations.status.look import read_status
 from gateway.operations.status.report import (
     Attention,
-    BulkState,
     HandlerState,
     ReconcileState,
     RouteState,
@@ -171,8 +171,8 @@ def _foot(status: StatusReport) -> RenderableType:
             table.add_row("Key", Text(describe_key(key), style="" if in_use(key) else "dim"))
     for run in status["reconciles"]:
         table.add_row("Reconcile", _reconcile(run, status["at"]))
-    for order in status["orders"]:
-        table.add_row("Order", _order(order))
+    for bulk in status["bulk"]:
+        table.add_row("Bulk operation", _bulk(bulk))
     if status["postgres"]["reachable"]:
         table.add_row("Counts", Text(_lag(status), style="dim"))
     table.add_row("Time", Text(f"{status['at']:%Y-%m-%d %H:%M:%S} UTC", style="dim"))
@@ -237,10 +237,10 @@ def _secret(secret: SecretState, route: RouteState, now: datetime) -> str:
     return f"{told}: it can go" if is_over or can_go(secret, route, now) else told
 
 
-def _order(order: BulkState) -> Text:
-    done = f"{order['moved']:,} of {order['total']:,}"
-    style = "yellow" if order["is_idle"] else ""
-    return Text(f"{order['id']}, {order['action']} by {printable(order['actor'])}: {done}", style)
+def _bulk(bulk: BulkOperation) -> Text:
+    done = f"{bulk['moved']:,} of {bulk['total']:,}"
+    style = "yellow" if bulk["is_idle"] else ""
+    return Text(f"{bulk['bulk_id']}, {bulk['action']} by {printable(bulk['actor'])}: {done}", style)
 
 
 def _spool(status: StatusReport) -> Text:

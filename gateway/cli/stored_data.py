@@ -82,7 +82,7 @@ def erase(
         raise typer.BadParameter("give a --reason, or only count with --dry-run")
     if not (dry_run or yes or sys.stdin.isatty()):
         raise typer.BadParameter(
-            "there is no terminal to ask on: order it with --yes, or only count with --dry-run"
+            "there is no terminal to ask on: confirm with --yes, or only count with --dry-run"
         )
     subject = given(account=account, event_id=event, route=route)
     counted = at_desk(url, lambda desk: _erase(desk, EraseParams(**subject, dry_run=True)))
@@ -99,12 +99,12 @@ def erase(
     question = (
         "Erase for good?"
         if found or counted["rejected"]
-        else "Take its name out of reasons and orders?"
+        else "Take its name out of reasons and bulk operations?"
     )
     if not yes and not typer.confirm(question):
         raise CommandFailed("nothing was done")
-    order = EraseParams(**subject, reason=reason)
-    _report(at_desk(url, lambda desk: _erase(desk, order, total=found)))
+    params = EraseParams(**subject, reason=reason)
+    _report(at_desk(url, lambda desk: _erase(desk, params, total=found)))
 
 
 async def _erase(

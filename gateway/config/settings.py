@@ -242,7 +242,7 @@ class Settings(BaseSettings):
     )
     audit_retention: Annotated[Duration, lasting(30 * DAY, 36_500 * DAY)] = Field(
         default=400 * DAY,
-        description="How long the audit log and bulk orders are kept.",
+        description="How long the audit log and bulk operations are kept.",
     )
     rejected_rows: int = Field(
         default=200,

@@ -19,7 +19,7 @@ PAGES: Final = (
     (f"{PREFIX}/events", "Events"),
     (f"{PREFIX}/dead", "Dead letters"),
     (f"{PREFIX}/effects", "Unknown effects"),
-    (f"{PREFIX}/orders", "Bulk orders"),
+    (f"{PREFIX}/bulk", "Bulk operations"),
     (f"{PREFIX}/rejected", "Refused"),
     (f"{PREFIX}/handlers", "Handlers"),
     (f"{PREFIX}/routes", "Routes"),

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.operation import OperationContext
 from gateway.base.errors import BadRequest
 from gateway.console.rendering import TEMPLATES
 from gateway.console.request import LARGEST_FORM, PREFIX, read_form, safe_place
@@ -18,6 +17,7 @@ from gateway.http.client_address import Addresses
 from gateway.http.limits import Throttle
 from gateway.ledger.connection import TROUBLE, describe
 from gateway.ledger.reloads import end_session
+from gateway.operations.context import OperationContext
 
 SESSION: Final = "gateway_session"
 BROWSER: Final = "gateway_browser"

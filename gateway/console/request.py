@@ -12,13 +12,14 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.base.errors import BadRequest
 from gateway.base.names import NO_NAMES
 from gateway.base.problems import refusals
 from gateway.config.project import Project
 from gateway.console.rendering import TEMPLATES
 from gateway.console.sessions import ConsoleUser
+from gateway.operations.context import OperationContext
 
 PREFIX: Final = "/console"
 NOTICE: Final = "gateway_notice"

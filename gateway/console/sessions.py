@@ -45,7 +45,7 @@ class ConsoleUser:
     until: datetime | None = None
 
     @property
-    def may_order(self) -> bool:
+    def may_act(self) -> bool:
         return self.role is Role.ADMIN
 
     @property

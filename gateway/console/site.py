@@ -13,7 +13,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route, Router, request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.operation import OperationContext
 from gateway.base.errors import (
     BadRequest,
     CommandFailed,
@@ -25,13 +24,14 @@ from gateway.base.errors import (
     TransitionRefused,
 )
 from gateway.console.login import SESSION, Login
-from gateway.console.pages import ORDERS, PAGES
+from gateway.console.pages import ACTIONS, PAGES
 from gateway.console.request import PREFIX, ConsoleRequest, back_to, safe_place
 from gateway.console.sessions import Access, ConsoleUser
 from gateway.http.body import drain
 from gateway.http.client_address import Addresses
 from gateway.ledger.connection import TROUBLE, describe
 from gateway.ledger.reloads import has_ended
+from gateway.operations.context import OperationContext
 
 POLICY: Final = "; ".join(
     (
@@ -112,7 +112,10 @@ class Site:
         self._inside = Router(
             [
                 *(Route(path, self._shows(page), methods=["GET"]) for path, page in PAGES.items()),
-                *(Route(path, self._does(o), methods=["POST"]) for path, o in ORDERS.items()),
+                *(
+                    Route(path, self._does(page), methods=["POST"])
+                    for path, page in ACTIONS.items()
+                ),
             ],
             default=request_response(self._shows(_unknown)),
             redirect_slashes=False,
@@ -178,16 +181,16 @@ class Site:
 
         return answer
 
-    def _does(self, order: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _does(self, action: Page) -> Callable[[Request], Awaitable[Response]]:
         """Wrap an action. If it fails, show the reason as a notice on the page of its form."""
 
         async def answer(request: Request) -> Response:
             visit = self._visit(request)
-            if not visit.visitor.may_order:
+            if not visit.visitor.may_act:
                 await drain(request.receive)
                 return back_to(visit.came_from, "Not done: this session may only look.")
             try:
-                return await order(visit)
+                return await action(visit)
             except (BadRequest, CommandFailed, TransitionRefused, ConfigInvalid) as refused:
                 return back_to(visit.came_from, f"Not done: {refused}")
             except (GatewayError, *TROUBLE) as error:
@@ -283,5 +286,5 @@ NOT_LOCAL: Final = Response(
     media_type="text/plain",
 )
 FROM_ELSEWHERE: Final = Response(
-    "this order did not come from a page of the console", 403, media_type="text/plain"
+    "this form did not come from a page of the console", 403, media_type="text/plain"
 )

@@ -1,17 +1,17 @@
--- name: begin_order
--- Notes an order for everything that matches, before anything is done, with its audit row.
+-- name: begin_bulk
+-- Records a bulk operation before its first step, with its audit row.
 with begun as (
     insert into gateway.bulk_orders (action, filter, actor, reason, rate, began_at, total, mark_at, effects)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
     returning *
 ), noted as (
     insert into gateway.audit (actor, action, order_id, route, handler, reason)
-    select actor, action || ' order', id, filter ->> 'route', filter ->> 'handler', reason from begun
+    select actor, 'bulk ' || action, id, filter ->> 'route', filter ->> 'handler', reason from begun
 )
 select *, false as is_idle from begun;
 
--- name: hold_order
--- For one step: whoever else is at the order waits (primary key). A plan made while the tables were
+-- name: hold_bulk
+-- Locks a bulk operation for one step; another process that steps it waits (primary key). A plan made while the tables were
 -- small must not scan them once they have grown.
 select o.*, false as is_idle
 from gateway.bulk_orders o
@@ -20,8 +20,8 @@ cross join set_config('jit', 'off', true) as compiled  -- which takes longer tha
 where o.id = $1
 for update of o;
 
--- name: mark_order
--- How far a step came, in the transaction of the step (primary key).
+-- name: step_bulk
+-- Stores the cursor and the counts of a step, in its transaction (primary key).
 update gateway.bulk_orders
 set mark_at = $2, mark_id = $3, mark_route = $4, mark_event_id = $5,
     moved = moved + $6, skipped = skipped + $7, stepped_at = now(),
@@ -31,21 +31,21 @@ set mark_at = $2, mark_id = $3, mark_route = $4, mark_event_id = $5,
 where id = $1
 returning *, false as is_idle;
 
--- name: stop_order
--- No step is begun any more, with its audit row (primary key).
+-- name: stop_bulk
+-- Stops a bulk operation: no further step begins. With its audit row (primary key).
 with stopped as (
     update gateway.bulk_orders set status = 'stopped'
     where id = $1 and status = 'running'
     returning *
 ), noted as (
     insert into gateway.audit (actor, action, order_id, route, handler, reason)
-    select $2, 'stop order', id, filter ->> 'route', filter ->> 'handler', $3 from stopped
+    select $2, 'stop bulk', id, filter ->> 'route', filter ->> 'handler', $3 from stopped
 )
 select *, false as is_idle from stopped;
 
--- name: resume_order
--- Lets an order go on, at another rate if need be, with its audit row (primary key). Whoever was at it
--- makes no more steps.
+-- name: resume_bulk
+-- Resumes a bulk operation, at another rate if one is given, with its audit row (primary key). A process of an
+-- earlier round makes no more steps.
 with resumed as (
     update gateway.bulk_orders
     set status = 'running', resumed = resumed + 1, stepped_at = now(), rate = coalesce($4, rate)
@@ -53,18 +53,18 @@ with resumed as (
     returning *
 ), noted as (
     insert into gateway.audit (actor, action, order_id, route, handler, reason)
-    select $2, 'resume order', id, filter ->> 'route', filter ->> 'handler', $3 from resumed
+    select $2, 'resume bulk', id, filter ->> 'route', filter ->> 'handler', $3 from resumed
 )
 select *, false as is_idle from resumed;
 
--- name: find_order
--- One order, and whether nobody seems to be at it (primary key).
+-- name: find_bulk
+-- One bulk operation, and whether it seems to have no running process (primary key).
 select *, status = 'running' and stepped_at < now() - $2::interval as is_idle
 from gateway.bulk_orders
 where id = $1;
 
--- name: list_orders
--- Orders, newest first, from behind a mark, and whether nobody seems to be at them (primary key).
+-- name: list_bulk
+-- Bulk operations, newest first, from behind a cursor, and whether they seem to have no running process (primary key).
 select *, status = 'running' and stepped_at < now() - $2::interval as is_idle
 from gateway.bulk_orders
 where id < coalesce($3, 9223372036854775807)
@@ -72,9 +72,9 @@ order by id desc
 limit $1;
 
 -- name: walk_dead
--- Walks on from a mark through what was dead when an order began (deliveries_dead), and tells what of
--- it matches. What the order has moved already is not of it: a clock that was set back can make a second
--- death look like an early one.
+-- Walks from a cursor through the dead letters of the time when a bulk operation began (deliveries_dead), and returns
+-- which of them match. Those that it has moved already do not: a clock that was set back can make a second death look
+-- like an early one.
 select w.id, w.finished_at,
        coalesce(w.route = $1, true) and coalesce(e.type like $2, $2 is null)
        and coalesce(w.handler = $3, true)
@@ -100,9 +100,9 @@ left join lateral (
 order by w.finished_at, w.id;
 
 -- name: replay_dead
--- As replay, for those of an order that are still dead; what has lost its payload does not come back.
--- In the order of their ids, so that two orders wait for each other and never in a circle. With $6 effects of unknown
--- outcome are ordered, as by replay.
+-- As replay, for those of a bulk operation that are still dead and have their payload. By ascending id, so that two
+-- bulk operations wait for each other and never in a circle. With $6 effects of unknown outcome are run again, as by
+-- replay.
 with kept as materialized (
     select i.id
     from unnest($1::bigint[]) as i (id)
@@ -125,7 +125,7 @@ with kept as materialized (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
     select $3, 'replay', id, route, event_id, $4, $5 from replayed
-), ordered as (
+), retried as (
     update gateway.effects e set status = 'begun', unknown_at = coalesce(e.unknown_at, now())
     from replayed r
     where $6 and e.delivery_id = r.id and e.made_by is null
@@ -134,7 +134,7 @@ with kept as materialized (
 ), noted_effects as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason, order_id)
     select $3, 'retry effect', r.id, r.route, r.event_id, o.name, $4, $5
-    from ordered o
+    from retried o
     join replayed r on r.id = o.delivery_id
 )
 select r.id, r.route, r.handler, r.order_key, f.kept as effects_kept, f.unknown as effects_unknown
@@ -177,7 +177,7 @@ where coalesce(d.route = $1, true)
   and coalesce(d.cause = $9, $9::bigint is null);
 
 -- name: discard_dead
--- As discard, for those of an order that are still dead (primary key), in the order of their ids.
+-- As discard, for those of a bulk operation that are still dead (primary key), by ascending id.
 with held as materialized (
     select id
     from gateway.deliveries
@@ -192,7 +192,7 @@ with held as materialized (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason, order_id)
     select $3, 'discard', id, route, event_id, $4, $5 from discarded
-), listed as (  -- calls that may have been done, and retries that were ordered: no run makes them now
+), listed as (  -- calls that may have been done, and retries that were requested: no run makes them now
     update gateway.effects e set status = 'unknown', unknown_at = now()
     from discarded d
     where e.delivery_id = d.id and e.status = 'begun' and e.made_by is null
@@ -240,8 +240,8 @@ group by e.route, e.type, d.handler
 order by e.route, e.type, d.handler;
 
 -- name: walk_events
--- Walks on from a mark through what was received before an order began (processed_events_newest),
--- and tells for what of it a handler has no delivery.
+-- Walks from a cursor through the events that were received before a bulk operation began
+-- (processed_events_newest), and returns for which of them a handler has no delivery.
 select w.received_at, w.route, w.event_id, w.type,
        w.route = any ($1::text[])
        and coalesce(w.type like $3, true)
@@ -292,7 +292,7 @@ left join made m using (route, event_id)
 order by m.id;
 
 -- name: read_clock
--- The moment before which something must have happened to be of an order: now, or an earlier one.
+-- The time before which a row must have changed to be part of a bulk operation: now, or an earlier one.
 select least($1, clock_timestamp());
 
 -- name: group_dead

@@ -294,7 +294,7 @@ order by count desc, last_at desc, 1, 2, 3
 limit $10;
 
 -- name: walk_unknown_effects
--- Walks on from a cursor through effects that were unknown when an order began (effects_unknown), and returns which
+-- Walks on from a cursor through effects that were unknown when a bulk operation began (effects_unknown), and returns which
 -- of them match.
 select w.delivery_id, w.name, w.unknown_at,
        coalesce(d.route = $1, true)

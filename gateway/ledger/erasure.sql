@@ -157,7 +157,7 @@ where s.is_left;
 -- from end to end: once for an erasure.
 with named as materialized (
     select '(?<!\w)' || regexp_replace($1, '(\W)', '\\\1', 'g') || '(?!\w)' as pattern
-), orders as (
+), bulk as (
     update gateway.bulk_orders
     set filter = filter || (
             select coalesce(jsonb_object_agg(key, '(erased)'), '{}')

@@ -24,7 +24,7 @@ with old as (
 select count(*) from discarded;
 
 -- name: expire_audit
--- Forgets what was done longer ago than the audit is kept (audit_at), and the orders of that time: a
+-- Forgets what was done longer ago than the audit is kept (audit_at), and the bulk operations of that time: a
 -- day's worth at once, which leaves one row that says so.
 with due as (
     select min(at) < now() - $1::interval - interval '1 day' as is_due from gateway.audit
@@ -37,7 +37,7 @@ with due as (
     for update skip locked
 ), gone as (
     delete from gateway.audit where id = any (array (select id from old)) returning id
-), orders as (
+), bulk as (
     delete from gateway.bulk_orders
     where stepped_at < now() - $1::interval and (select is_due from due)
 ), noted as (

@@ -1,11 +1,9 @@
-"""Count the rows that match a filter, and run bulk operations in rate-limited steps."""
+"""Bulk operations on everything that matches a filter: count, begin, resume and run them."""
 
 import asyncio
-import random
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -18,20 +16,33 @@ from gateway.base.problems import one_of
 from gateway.base.units import format_count
 from gateway.config.registry import Registry
 from gateway.config.routes import is_forward
-from gateway.ledger.bulk import Action, BulkOperation, BulkStatus
-from gateway.ledger.connection import CONTENDED, LOST, QUERIES, Executor, describe
+from gateway.ledger.bulk import (
+    RESOLVE,
+    Action,
+    BulkOperation,
+    BulkStatus,
+    EffectPolicy,
+    NewBulkOperation,
+    Session,
+    StepContext,
+    begin_bulk,
+    find_bulk,
+    read_clock,
+    resume_bulk,
+    routes_of,
+    step,
+)
+from gateway.ledger.connection import LOST, QUERIES, Executor, describe
 from gateway.ledger.deliveries import NO_EFFECTS, KnownEffects
 from gateway.ledger.filter import Filter
-from gateway.ledger.steps import RESOLVE, Session, StepContext, Stepped, routes_of, step
+from gateway.ledger.walk import Stepped, walk
+from gateway.operations.context import OperationContext
 
 MOST_GROUPS: Final = 100
 MOST_NAMED: Final = 3
-TRIES: Final = 20
-"""How often a step is retried after lock contention."""
-
 AWAY_S: Final = 1.0
 
-log = structlog.get_logger("gateway.orders")
+log = structlog.get_logger("gateway.bulk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +238,83 @@ def _unknown(count: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The result of `begin`."""
+
+    as_of: datetime
+    count: Count
+    bulk: BulkOperation | None
+    """None after a dry run, or if nothing matches."""
+
+
+async def begin(
+    context: OperationContext,
+    action: Action,
+    filter: Filter,
+    *,
+    as_of: datetime | None,
+    rate: int | None,
+    reason: str | None,
+    dry_run: bool,
+    effects: EffectPolicy = EffectPolicy.KEEP,
+) -> Begun:
+    """Count the matching rows, and begin a bulk operation on them unless it is a dry run."""
+    as_of = await read_clock(context.ledger, as_of)
+    count = await count_matching(
+        context.ledger, action, filter, as_of, lambda: context.project.registry
+    )
+    if dry_run or not count.total:
+        return Begun(as_of=as_of, count=count, bulk=None)
+    new = NewBulkOperation(
+        action=action,
+        filter=filter,
+        actor=context.actor,
+        reason=reason,
+        rate=rate,
+        as_of=as_of,
+        total=count.total,
+        effects=effects,
+    )
+    bulk = await begin_bulk(context.ledger, new)
+    _run_in_background(context, bulk)
+    return Begun(as_of=as_of, count=count, bulk=bulk)
+
+
+async def resume(
+    context: OperationContext, bulk_id: int, *, reason: str | None, rate: int | None
+) -> BulkOperation:
+    """Resume a bulk operation that is stopped or idle."""
+    found = await find_bulk(context.ledger, bulk_id)
+    if found["action"] is Action.DELIVER:
+        _ = context.project  # load the project, so that an invalid one is reported now
+    bulk = await resume_bulk(context.ledger, bulk_id, actor=context.actor, reason=reason, rate=rate)
+    _run_in_background(context, bulk)
+    return bulk
+
+
+def _run_in_background(context: OperationContext, bulk: BulkOperation) -> None:
+    """Run the operation in the background of a `serve`. A command runs it with `runner`."""
+    if context.background is not None:
+        work = runner(context).run_to_end(bulk)
+        context.background.start(work, name=f"bulk operation {bulk['bulk_id']}")
+
+
+def runner(context: OperationContext) -> "BulkRunner":
+    """Return a runner with the dependencies of the context."""
+
+    @asynccontextmanager
+    async def session() -> AsyncIterator[Session]:
+        turn = nullcontext() if context.background is None else context.background.turn
+        async with turn, context.session() as connection:
+            yield connection
+
+    means = StepContext(
+        registry=lambda: context.project.registry, encryption=lambda: context.encryption
+    )
+    return BulkRunner(session=session, wake=context.wake, means=means)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BulkRunner:
     """Runs a bulk operation, in a command or in the background of a `serve`."""
 
@@ -234,65 +322,47 @@ class BulkRunner:
     wake: Callable[[Sequence[int]], Awaitable[None]]
     means: StepContext
 
-    async def carry_out(self, order_id: int, resumed: int) -> AsyncGenerator[BulkOperation, None]:
+    async def run(self, bulk: BulkOperation) -> AsyncGenerator[BulkOperation, None]:
         """Run the operation until it is done or stopped, and yield its state after each step.
 
         Raises CommandFailed if another process has resumed it in the meantime.
         """
-        pace, waker = _Pace(), _Waker(self.wake)
+        waker, name = _Waker(self.wake), f"bulk operation {bulk['bulk_id']}"
+
+        async def one_step(bulk_id: int) -> Stepped[BulkOperation, int]:
+            async with self.session() as connection:
+                done = await step(connection, bulk_id, bulk["resumed"], self.means)
+            if not done.is_ours:
+                raise CommandFailed(f"{name} was resumed by another process, which runs it now")
+            waker.start(done.due)
+            is_running = done.bulk["status"] is BulkStatus.RUNNING
+            return Stepped(done.bulk, bulk_id if is_running else None, done.moved)
+
+        steps = walk(one_step, bulk["bulk_id"], what=name, rate=bulk["rate"])
         try:
-            while True:
-                stepped = await self._step(order_id, resumed)
-                if not stepped.is_ours:
-                    raise CommandFailed(
-                        f"order {order_id} was resumed elsewhere, and goes on there"
-                    )
-                waker.tell(stepped.due)
-                yield stepped.order
-                if stepped.order.status is not BulkStatus.RUNNING:
-                    return
-                await pace.wait(stepped.moved, stepped.order.rate)
+            async with aclosing(steps):
+                async for stepped in steps:
+                    yield stepped.done
         finally:
             await waker.finish()
 
-    async def keep_at(self, order_id: int, resumed: int) -> None:
+    async def run_to_end(self, bulk: BulkOperation) -> None:
         """Run the operation in the background, and retry while the ledger is unavailable."""
+        id, status = bulk["bulk_id"], bulk["status"]
         while True:
             try:
-                async with aclosing(self.carry_out(order_id, resumed)) as orders:
-                    async for order in orders:
-                        status = order.status
+                async with aclosing(self.run(bulk)) as steps:
+                    async for stepped in steps:
+                        status = stepped["status"]
             except LOST as error:
-                log.warning("order_waits", order_id=order_id, error=describe(error))
+                log.warning("bulk_delayed", bulk_id=id, error=describe(error))
                 await asyncio.sleep(AWAY_S)
             except CommandFailed as error:
-                log.info("order_left", order_id=order_id, reason=str(error))
+                log.info("bulk_left", bulk_id=id, reason=str(error))
                 return
             else:
-                log.info("order_ended", order_id=order_id, status=status)
+                log.info("bulk_ended", bulk_id=id, status=status)
                 return
-
-    async def _step(self, order_id: int, resumed: int) -> Stepped:
-        for _ in range(TRIES):
-            with suppress(*CONTENDED):
-                async with self.session() as connection:
-                    return await step(connection, order_id, resumed, self.means)
-            await asyncio.sleep(random.uniform(0.01, 0.1))  # noqa: S311 (spreads out the retries)
-        raise CommandFailed(f"order {order_id} gets in the way of others again and again")
-
-
-class _Pace:
-    """Limits the number of rows per second, evenly spaced."""
-
-    def __init__(self) -> None:
-        self._free_s = time.monotonic()
-
-    async def wait(self, moved: int, rate: int | None) -> None:
-        if rate is None or not moved:
-            return
-        now_s = time.monotonic()
-        self._free_s = max(self._free_s, now_s - 1) + moved / rate
-        await asyncio.sleep(max(0, self._free_s - now_s))
 
 
 class _Waker:
@@ -304,15 +374,15 @@ class _Waker:
 
     def __init__(self, wake: Callable[[Sequence[int]], Awaitable[None]]) -> None:
         self._wake = wake
-        self._telling: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    def tell(self, delivery_ids: Sequence[int]) -> None:
-        if delivery_ids and (self._telling is None or self._telling.done()):
-            self._telling = asyncio.create_task(self._tell(delivery_ids))
+    def start(self, delivery_ids: Sequence[int]) -> None:
+        if delivery_ids and (self._sending is None or self._sending.done()):
+            self._sending = asyncio.create_task(self._send(delivery_ids))
 
-    async def _tell(self, delivery_ids: Sequence[int]) -> None:
+    async def _send(self, delivery_ids: Sequence[int]) -> None:
         await self._wake(delivery_ids)
 
     async def finish(self) -> None:
-        if self._telling is not None:
-            await self._telling
+        if self._sending is not None:
+            await self._sending

@@ -130,7 +130,7 @@ order by delivery_id, number;
 
 -- name: list_audit
 -- What was done to some deliveries by people and by retention.
-select delivery_id, at, actor, action, effect, reason, order_id
+select delivery_id, at, actor, action, effect, reason, order_id as bulk_id
 from gateway.audit
 where delivery_id = any ($1::bigint[])
 order by id;
@@ -195,8 +195,8 @@ from unnest($3::text[], $4::text[]) as k (route, event_id);
 insert into gateway.audit (actor, action, route, reason) values ($1, 'send test', $2, $3);
 
 -- name: list_all_audit
--- What people and retention did, newest first, from behind a mark (primary key).
-select id, at, actor, action, delivery_id, effect, order_id, route, handler, event_id, reason
+-- What people and retention did, newest first, from behind a cursor (primary key).
+select id, at, actor, action, delivery_id, effect, order_id as bulk_id, route, handler, event_id, reason
 from gateway.audit
 where id < coalesce($2, 9223372036854775807)
 order by id desc

@@ -146,7 +146,7 @@ def test_pages_neither_repeat_nor_leave_out(admin: Serving, module_project: Proj
         ("show", "evt_3", "--body"),
         ("audit", "--json"),
         ("dead", "--group", "--json"),
-        ("orders", "--json"),
+        ("bulk", "--json"),
     ],
     ids=" ".join,
 )

@@ -65,13 +65,13 @@ def project(project: Project) -> Project:
     return project
 
 
-async def order_of(ledger: Reader, order_id: int = 1) -> dict[str, Any]:
-    found = await ledger.rows("select * from gateway.bulk_orders where id = $1", order_id)
+async def bulk_of(ledger: Reader, bulk_id: int = 1) -> dict[str, Any]:
+    found = await ledger.rows("select * from gateway.bulk_orders where id = $1", bulk_id)
     return found[0] if found else {"moved": 0, "status": None}
 
 
 async def moved(ledger: Reader, at_least: int) -> bool:
-    return bool((await order_of(ledger))["moved"] >= at_least)
+    return bool((await bulk_of(ledger))["moved"] >= at_least)
 
 
 async def finished(ledger: Reader, n: int) -> bool:
@@ -118,18 +118,21 @@ async def test_a_filtered_replay_of_twenty_thousand_is_killed_and_resumed(
             await until(lambda: moved(ledger, 500))
             command.kill()
             assert "8,000 dead letters match." in command.output
-        killed = await order_of(ledger)
+        killed = await bulk_of(ledger)
         assert killed["status"] == "running"
         assert 500 <= killed["moved"] < 8_000
         audited = "select count(*) from gateway.audit where action = 'replay'"
         assert await ledger.value(audited) == killed["moved"]
-        [listed] = json.loads(project.run("orders", "--json").stdout)
-        assert (listed["order_id"], listed["moved"], listed["total"], listed["filter"]) == (
+        [listed] = json.loads(project.run("bulk", "--json").stdout)
+        assert (listed["bulk_id"], listed["moved"], listed["total"], listed["filter"]) == (
             1, killed["moved"], 8_000, {"handler": "handlers.shop.mail", "error": "get … timed"},
         )  # fmt: skip
         resumed = project.run("replay", "--resume", "1", "--rate", "4000")
-        assert (resumed.returncode, resumed.stdout) == (0, "Order 1 is done: 8,000 replayed.\n")
-        assert "order 1: replaying: 8,000 of 8,000, " in resumed.stderr
+        assert (resumed.returncode, resumed.stdout) == (
+            0,
+            "Bulk operation 1 is done: 8,000 replayed.\n",
+        )
+        assert "bulk operation 1: replaying: 8,000 of 8,000, " in resumed.stderr
         assert "/s" in resumed.stderr
         await until(lambda: finished(ledger, 8_000))
     assert await replays(ledger) == [(8_000, 1)]
@@ -146,18 +149,20 @@ async def test_a_filtered_replay_of_twenty_thousand_is_killed_and_resumed(
 
 
 @pytest.mark.parametrize("step", ORDERING)
-async def test_an_order_dies_between_its_steps(step: str, project: Project, ledger: Reader) -> None:
+async def test_a_bulk_operation_dies_between_its_steps(
+    step: str, project: Project, ledger: Reader
+) -> None:
     """What was not committed was not done; what was is not done again, and gets its turn."""
     await add_events(ledger, 1_200)
     await add_dead(ledger, 1_200, "handlers.shop.ship", ordered=True)
     with project.doomed(Death(step, 2), "replay", "--dead", "--yes") as command:
         await ended(command, -signal.SIGKILL)
-    expected = {"order.marked": 500, "order.stepped": 1_000}[step]
-    assert (await order_of(ledger))["moved"] == expected
+    expected = {"bulk.marked": 500, "bulk.stepped": 1_000}[step]
+    assert (await bulk_of(ledger))["moved"] == expected
     assert await ledger.statuses() == {"dead": 1_200 - expected, "pending": expected}
     with project.process("worker"):
         resumed = project.run("replay", "--resume", "1")
-        assert resumed.stdout == "Order 1 is done: 1,200 replayed.\n"
+        assert resumed.stdout == "Bulk operation 1 is done: 1,200 replayed.\n"
         await until(lambda: finished(ledger, 1_200))
     assert await replays(ledger) == [(1_200, 1)]
     effects = await ledger.rows("select event_id from public.effects order by note, n")
@@ -165,7 +170,7 @@ async def test_an_order_dies_between_its_steps(step: str, project: Project, ledg
     assert ran == [n for key in range(5) for n in range(1, 1_201) if n % 5 == key]
 
 
-async def test_ctrl_c_stops_an_order_and_says_how_to_go_on(
+async def test_ctrl_c_stops_a_bulk_operation_and_says_how_to_resume_it(
     project: Project, ledger: Reader
 ) -> None:
     await add_events(ledger, 3_000)
@@ -174,22 +179,25 @@ async def test_ctrl_c_stops_an_order_and_says_how_to_go_on(
         await until(lambda: moved(ledger, 1))
         command.process.send_signal(signal.SIGINT)
         await ended(command, 130)
-        assert "go on with `gateway replay --resume 1`" in command.output
+        assert "resume it with `gateway bulk resume 1`" in command.output
         assert "Traceback" not in command.output
-    stopped = await order_of(ledger)
+    stopped = await bulk_of(ledger)
     assert stopped["status"] == "stopped"
     wrong = project.run("discard", "--resume", "1")
     assert (wrong.returncode, wrong.stderr) == (
-        1, "error: order 1 is one to replay: use `gateway replay --resume 1`\n",
+        1, "error: bulk operation 1 is one to replay: use `gateway bulk resume 1`\n",
     )  # fmt: skip
     assert project.run("replay", "--resume", "1", "--rate", "100000").returncode == 0
     assert await replays(ledger) == [(3_000, 1)]
     again = project.run("replay", "--resume", "1")
-    assert (again.returncode, again.stderr.startswith("error: order 1 is done")) == (1, True)
-    assert "there is no order 7" in project.run("replay", "--resume", "7").stderr
+    assert (again.returncode, again.stderr.startswith("error: bulk operation 1 is done")) == (
+        1,
+        True,
+    )
+    assert "there is no bulk operation 7" in project.run("replay", "--resume", "7").stderr
 
 
-async def test_from_afar_an_order_is_watched_stopped_and_resumed(
+async def test_from_afar_a_bulk_operation_is_watched_stopped_and_resumed(
     project: Project, ledger: Reader
 ) -> None:
     await add_events(ledger, 2_000)
@@ -203,28 +211,28 @@ async def test_from_afar_an_order_is_watched_stopped_and_resumed(
             await until(lambda: moved(ledger, 1))
             command.process.send_signal(signal.SIGINT)
             await ended(command, 130)
-            assert f"`gateway discard --resume 1 --url {serving.url}`" in command.output
-        stopped = await order_of(ledger)
+            assert f"`gateway bulk resume 1 --url {serving.url}`" in command.output
+        stopped = await bulk_of(ledger)
         assert (stopped["status"], stopped["actor"].endswith(" (api)")) == ("stopped", True)
         assert stopped["moved"] < 2_000
         with project.process("discard", "--resume", "1", "--rate", "50", *at, **afar) as command:
             await until(lambda: moved(ledger, stopped["moved"] + 1))
             serving.running.kill()
             await ended(command, 1)
-            assert "go on with `gateway discard --resume 1" in command.output
-    left = await order_of(ledger)
+            assert "resume it with `gateway bulk resume 1" in command.output
+    left = await bulk_of(ledger)
     assert (left["status"], left["moved"] < 2_000) == ("running", True)
     await ledger.run("update gateway.bulk_orders set stepped_at = now() - interval '1 min'")
-    assert " idle " in project.run("orders").stdout
+    assert " idle " in project.run("bulk").stdout
     with project.serve(**token) as serving:
         await serving.ready()
         at = ("--url", serving.url)
         ran = project.run("discard", "--resume", "1", "--rate", "100000", *at, **afar)
-        assert (ran.returncode, ran.stdout) == (0, "Order 1 is done: 2,000 discarded.\n")
-        orders = [
-            json.loads(project.run("orders", "--json", *way, **token).stdout) for way in ((), at)
+        assert (ran.returncode, ran.stdout) == (0, "Bulk operation 1 is done: 2,000 discarded.\n")
+        listed = [
+            json.loads(project.run("bulk", "--json", *way, **token).stdout) for way in ((), at)
         ]
-    assert orders[0] == orders[1]
+    assert listed[0] == listed[1]
     assert await ledger.statuses() == {"discarded": 2_000}
     audit = "select count(*) from gateway.audit where action = 'discard'"
     assert await ledger.value(audit) == 2_000
@@ -240,7 +248,7 @@ async def test_a_lost_connection_ends_a_command_with_how_to_go_on_and_a_serve_go
         await until(lambda: moved(ledger, 1))
         await ledger.run(cut, "gateway command")
         await ended(command, 1)
-        assert "go on with `gateway replay --resume 1`" in command.output
+        assert "resume it with `gateway bulk resume 1`" in command.output
         assert "Traceback" not in command.output
     token = {"GATEWAY_ADMIN_TOKEN": TOKEN}
     with project.serve(**token) as serving:
@@ -254,13 +262,13 @@ async def test_a_lost_connection_ends_a_command_with_how_to_go_on_and_a_serve_go
                 await holder.connection.execute(hold)
                 await until(lambda: blocked(ledger))
                 await ledger.run(cut, "gateway api")
-            await serving.running.says("order_waits")
+            await serving.running.says("bulk_delayed")
             await until(lambda: done(ledger))
     assert await replays(ledger) == [(1_000, 1)]
 
 
 async def done(ledger: Reader) -> bool:
-    return bool((await order_of(ledger))["status"] == "done")
+    return bool((await bulk_of(ledger))["status"] == "done")
 
 
 async def test_a_new_handler_gets_what_came_before_it(project: Project, ledger: Reader) -> None:
@@ -272,7 +280,7 @@ async def test_a_new_handler_gets_what_came_before_it(project: Project, ledger: 
     assert await ledger.statuses() == {}
     with project.process("worker"):
         ran = project.run(*asked, "--yes")
-        assert ran.stdout.splitlines()[-1] == "Order 1 is done: 600 delivered."
+        assert ran.stdout.splitlines()[-1] == "Bulk operation 1 is done: 600 delivered."
         await until(lambda: finished(ledger, 600))
     assert project.run(*asked, "--yes").stdout == "No events match.\n"
     effects = await ledger.rows("select event_id from public.effects order by note, n")
@@ -295,8 +303,8 @@ async def test_a_new_handler_gets_what_came_before_it(project: Project, ledger: 
         (("replay", "7", "--dead"), "and not both"),
         (("replay", "7", "--dry-run"), "for all that match"),
         (("discard", "7", "--rate", "5"), "for all that match"),
-        (("discard", "--resume", "7", "--dry-run"), "--resume goes on"),
-        (("replay", "--resume", "7", "--dead"), "--resume goes on"),
+        (("discard", "--resume", "7", "--dry-run"), "--resume takes"),
+        (("replay", "--resume", "7", "--dead"), "--resume takes"),
         (("replay", "--dead", "--rate", "0"), "--rate"),
     ],
 )

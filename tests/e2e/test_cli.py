@@ -40,7 +40,7 @@ def test_the_commands_are_those_of_the_design() -> None:
     expected = (
         "up serve worker migrate check schema routes send status events show dead replay discard"
         " init new rehearse audit pause resume prune erase publish"
-        " orders alerts doctor rekey reconcile providers rejected effects"
+        " bulk alerts doctor rekey reconcile providers rejected effects"
     )
     assert sorted(expected.split()) == COMMANDS
 

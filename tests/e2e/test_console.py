@@ -18,7 +18,7 @@ PAGES = (
     "events",
     "dead",
     "effects",
-    "orders",
+    "bulk",
     "rejected",
     "handlers",
     "routes",
@@ -56,7 +56,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext, console: Serving) -> Page:
-    """Logged in as one who may order."""
+    """Logged in with the admin token."""
     opened = context.new_page()
     log_in(opened, console.url)
     return opened
@@ -64,12 +64,12 @@ def page(context: BrowserContext, console: Serving) -> Page:
 
 def test_a_stranger_gets_the_login_and_nothing_else(console: Serving) -> None:
     with httpx.Client(base_url=console.url, timeout=PATIENCE_S) as stranger:
-        for path in (*PAGES, "event?id=evt_1", "orders/1", "nowhere"):
+        for path in (*PAGES, "event?id=evt_1", "bulk/1", "nowhere"):
             answer = stranger.get(f"/console/{path}")
             assert answer.status_code == 303, path
             assert answer.headers["location"].startswith("/console/login")
             assert answer.text == ""
-        for path in ("deliveries/1/replay", "dead/all", "handlers/pause", "orders/1/stop"):
+        for path in ("deliveries/1/replay", "dead/all", "handlers/pause", "bulk/1/stop"):
             headers = {"sec-fetch-site": "same-origin"}
             answer = stranger.post(f"/console/{path}", headers=headers)
             assert answer.status_code == 303, path
@@ -118,7 +118,7 @@ def test_the_session_is_out_of_reach_of_scripts_and_other_sites(
     assert ADMIN not in cookie["value"]
 
 
-def test_an_order_from_another_site_is_refused(page: Page, console: Serving) -> None:
+def test_an_action_from_another_site_is_refused(page: Page, console: Serving) -> None:
     cookies = {c["name"]: c["value"] for c in page.context.cookies()}
     with httpx.Client(base_url=console.url, cookies=cookies, timeout=PATIENCE_S) as client:
         for headers in (
@@ -151,7 +151,7 @@ def test_a_session_that_was_tampered_with_is_none(page: Page, console: Serving) 
         assert answer.status_code == 303, forged
 
 
-def test_a_reader_sees_everything_and_orders_nothing(
+def test_a_reader_sees_everything_and_changes_nothing(
     context: BrowserContext, console: Serving, ledger: Ledger
 ) -> None:
     ledger.add_dead(1, "evt_reader_", error="Boom: reader")
@@ -205,7 +205,7 @@ def test_a_thousand_dead_letters_are_replayed_at_once_and_the_bar_survives_a_rel
     expect(page.get_by_role("heading", name="Replay 1,000 dead letters?")).to_be_visible()
     page.get_by_label("At most so many a second").fill("400")
     page.get_by_role("button", name="Replay 1,000").click()
-    expect(page).to_have_url(re.compile(r"/console/orders/\d+"))
+    expect(page).to_have_url(re.compile(r"/console/bulk/\d+"))
     expect(page.locator("progress")).to_be_visible()
     page.reload()
     expect(page.locator("progress")).to_be_visible()
@@ -218,14 +218,16 @@ def test_a_thousand_dead_letters_are_replayed_at_once_and_the_bar_survives_a_rel
     assert left == 0
 
 
-def test_an_order_is_stopped_and_gone_on_with(page: Page, console: Serving, ledger: Ledger) -> None:
+def test_a_bulk_operation_is_stopped_and_resumed(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
     ledger.add_dead(500, "evt_stop_", error="Boom: stop")
     page.goto(f"{console.url}/console/dead/all?action=discard&error=Boom: stop")
     page.get_by_label("At most so many a second").fill("20")
     page.get_by_role("button", name="Discard 500").click()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("stopped", exact=True)).to_be_visible()
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Resume").click()
     expect(page.get_by_text("running", exact=True)).to_be_visible()
     page.get_by_role("button", name="Stop").click()
 
@@ -519,7 +521,7 @@ def test_the_page_of_each_thing_is_accessible_and_fits(
 ) -> None:
     event_id = f"evt_thing_{scheme}_{width}"
     add_failed(console, ledger, event_id)
-    order = ledger.value(
+    bulk = ledger.value(
         "insert into gateway.bulk_orders"
         " (action, filter, actor, reason, began_at, total, moved, mark_at, stepped_at)"
         " values ('replay', '{\"error\": \"Boom\"}', 'Ada', 'why', now(), 5, 2, now(),"
@@ -544,7 +546,7 @@ def test_the_page_of_each_thing_is_accessible_and_fits(
     log_in(page, console.url)
     for path in (
         *(f"event?route=stripe&id={event_id}", "dead", f"events?object=in_{event_id}"),
-        *(f"orders/{order}", "orders", f"rejected/{refused}?body=1", "rejected"),
+        *(f"bulk/{bulk}", "bulk", f"rejected/{refused}?body=1", "rejected"),
         *(f"reconcile/{run}", "reconcile", "events?q=nothing", "nowhere", "handlers"),
     ):
         page.goto(f"{console.url}/console/{path}")

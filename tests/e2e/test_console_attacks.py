@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from gateway.console.pages import ORDERS
+from gateway.console.pages import ACTIONS
 from gateway.console.pages.dead import LOOKED_AT
 from tests.support.browser import Watched, open_browser
 from tests.support.console import ADMIN, READER, TOKENS, Ledger, log_in, logged_in, send, wait_for
@@ -56,7 +56,7 @@ ASKED = {
     "dead/all?action=replay": ("route type account error cause since until action"),
     "event": ("id route"),
     "event/fixture.json": ("id route"),
-    "orders": ("after"),
+    "bulk": ("after"),
     "rejected": ("route code since after"),
     "reconcile": ("route after"),
     "login": ("next"),
@@ -159,7 +159,7 @@ def test_nothing_that_anybody_wrote_becomes_part_of_a_page(
             "dead/all?action=replay",
             f"dead/all?{urlencode({'action': 'discard', 'error': EVIL[:90]})}",
         ),
-        *("orders", f"orders/{order}", "rejected", f"rejected/{refused}?body=1", "handlers"),
+        *("bulk", f"bulk/{order}", "rejected", f"rejected/{refused}?body=1", "handlers"),
         *("routes", "reconcile", f"reconcile/{run}", "system", "system/doctor"),
         *(f"events?{urlencode({'q': EVIL})}", f"events?{urlencode({'type': EVIL})}"),
         *(f"dead?{urlencode({'cause': EVIL})}", f"{EVIL}"),
@@ -199,7 +199,7 @@ def test_an_id_of_any_shape_is_found_opened_and_replayed(
     context.close()
 
 
-def test_an_order_is_about_what_was_counted_whatever_does_not_show(
+def test_a_bulk_operation_is_about_what_was_counted_whatever_does_not_show(
     admin: httpx.Client, ledger: Ledger
 ) -> None:
     ledger.add_dead(2, "evt_zero_", error="Boom: a\u200bb\u202e")
@@ -207,7 +207,7 @@ def test_an_order_is_about_what_was_counted_whatever_does_not_show(
     page = admin.get("/console/dead/all", params={"action": "discard", "error": "a\u200bb"})
     assert "Discard 2 dead letters?" in page.text
     answer = order_as_shown(admin, page)
-    assert "/console/orders/" in answer.headers["location"]
+    assert "/console/bulk/" in answer.headers["location"]
     order = int(answer.headers["location"].rpartition("/")[2])
     total = "select total from gateway.bulk_orders where id = $1"
     assert ledger.value(total, order) == 2
@@ -234,13 +234,13 @@ select array[(select count(*) from gateway.audit), (select count(*) from gateway
 """
 
 
-def test_a_reader_gives_no_order_of_any_kind(console: Serving, ledger: Ledger) -> None:
+def test_a_reader_does_no_action_of_any_kind(console: Serving, ledger: Ledger) -> None:
     ledger.add_dead(1, "evt_only_", error="Boom: only looked at")
     id = ledger.value("select id from gateway.deliveries where event_id = 'evt_only_1'")
     before = ledger.value(WRITTEN)
     with logged_in(console.url, READER) as reader:
-        for path in ORDERS:
-            place = path.format(route="stripe", delivery_id=id, order_id=1)
+        for path in ACTIONS:
+            place = path.format(route="stripe", delivery_id=id, bulk_id=1)
             query = {"route": "stripe", "handler": "x", "action": "discard", "all": "1", "id": "x"}
             data = {"type": "invoice.paid", "delivery": str(id), "action": "replay", "reason": "x"}
             answer = reader.post(f"/console{place}?{urlencode(query)}", data=data)
@@ -276,13 +276,13 @@ def test_every_order_leaves_a_row_with_who_gave_it(admin: httpx.Client, ledger: 
         "/effects/all": ("/effects/all?action=confirm&handler=handlers.gone", {}),
         "/dead/ticked": ("/dead/ticked", {"delivery": str(ids[2]), "action": "discard"}),
         "/dead/all": ("/dead/all?action=discard&error=Boom: audited", {"rate": "1"}),
-        "/orders/{order_id}/stop": ("/orders/LAST/stop", {}),
-        "/orders/{order_id}/resume": ("/orders/LAST/resume", {}),
+        "/bulk/{bulk_id}/stop": ("/bulk/LAST/stop", {}),
+        "/bulk/{bulk_id}/resume": ("/bulk/LAST/resume", {}),
         "/handlers/pause": ("/handlers/pause?route=stripe", {"reason": "audited"}),
         "/handlers/resume": ("/handlers/resume?route=stripe", {}),
     }
     elsewhere = {"/reconcile", "/event/reveal", "/rejected/release"}  # which need more
-    assert every.keys() | elsewhere == ORDERS.keys()
+    assert every.keys() | elsewhere == ACTIONS.keys()
     seen = "select coalesce(max(id), 0) from gateway.audit"
     by = "select count(*) from gateway.audit where id > $1 and actor = 'Ada (console)'"
     for order, (path, form) in every.items():
@@ -314,7 +314,7 @@ def test_what_does_not_come_from_a_page_of_ours_does_nothing(
     given = {name: value.replace("OWN", console.url) for name, value in headers.items()}
     with logged_in(console.url) as client:
         del client.headers["origin"]
-        for path in (*ORDERS, "/login", "/logout"):
+        for path in (*ACTIONS, "/login", "/logout"):
             answer = client.post(f"/console{path}", headers=given, data={"token": ADMIN})
             assert answer.status_code == 403, path
             assert "set-cookie" not in answer.headers
@@ -331,13 +331,13 @@ def test_no_question_is_too_odd_for_an_answer(admin: httpx.Client) -> None:
                 place = f"/console/{path}{'&' if '?' in path else '?'}{urlencode({name: value})}"
                 answer = admin.get(place)
                 assert answer.status_code in (200, 303, 400, 404, 409), place[:200]
-    for path in ("orders", "rejected", "reconcile"):
+    for path in ("bulk", "rejected", "reconcile"):
         for value in ("x", "0", "-1", "9" * 19, "%00", "1e3", "１"):  # noqa: RUF001
             assert admin.get(f"/console/{path}/{value}").status_code in (400, 404), value
 
 
 def test_every_answer_says_what_a_browser_may_do_with_it(admin: httpx.Client) -> None:
-    for path in ("", "events", "login", "nowhere", "orders/0", "static/console.js", "static/none"):
+    for path in ("", "events", "login", "nowhere", "bulk/0", "static/console.js", "static/none"):
         answer = admin.get(f"/console/{path}")
         for name, value in HEADERS.items():
             assert value in answer.headers[name], path
@@ -346,7 +346,7 @@ def test_every_answer_says_what_a_browser_may_do_with_it(admin: httpx.Client) ->
         assert stored in answer.headers["cache-control"], path
 
 
-def test_one_logs_in_and_orders_under_a_name_without_tls(
+def test_one_logs_in_and_acts_under_a_name_without_tls(
     browser: Browser, console: Serving, ledger: Ledger
 ) -> None:
     """There a browser says with `Origin` alone where an order comes from."""

@@ -56,7 +56,7 @@ TENDING: Final = [
 KEEPING: Final = ["spool.written", "spool.synced"]
 DRAINING: Final = ["spool.adopted", "spool.claimed", "spool.removed"]
 REPLAYING: Final = ["replay.marked"]
-ORDERING: Final = ["order.marked", "order.stepped"]
+ORDERING: Final = ["bulk.marked", "bulk.stepped"]
 """These are tried in test_bulk.py."""
 ERASING: Final = ["erase.held", "erase.taken", "erase.committed"]
 """These are tried in test_forget.py."""

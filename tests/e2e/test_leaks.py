@@ -305,7 +305,7 @@ async def test_processes_write_no_secret_anywhere(
 COMMANDS: Final = (
     *(["check"], ["schema"], ["routes"], ["routes", "--json"], ["migrate"], ["providers"]),
     *(["status"], ["status", "--json"], ["doctor"], ["doctor", "--json"], ["events"], ["dead"]),
-    *(["events", "--json"], ["dead", "--json"], ["audit"], ["orders"], ["alerts", "--json"]),
+    *(["events", "--json"], ["dead", "--json"], ["audit"], ["bulk"], ["alerts", "--json"]),
     *(["alerts", "--test"], ["prune", "--dry-run"]),
     *(["reconcile", "github"], ["reconcile", "app"], ["send", "stripe", "invoice.paid"]),
     *(["publish", "jobs", "--payload", "job.json"], ["pause", "stripe"], ["resume", "stripe"]),

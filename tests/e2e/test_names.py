@@ -237,7 +237,7 @@ async def test_every_page_of_the_console_shows_the_current_name(
             await client.post("/console/login", data={"token": TOKEN, "name": "Ann"}, headers=own)
             for path in (
                 "/", "/events", "/event?route=payments&id=evt_1", "/dead", "/handlers", "/routes",
-                "/system", "/system/doctor", "/orders", "/dead/all?action=replay&error=not today",
+                "/system", "/system/doctor", "/bulk", "/dead/all?action=replay&error=not today",
                 f"/events?handler={NEW}", f"/dead?route=payments&handler={NEW}",
                 f"/dead/all?action=replay&error=not today&handler={NEW}",
             ):  # fmt: skip

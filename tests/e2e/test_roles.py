@@ -230,7 +230,7 @@ async def _operate(project: Project, ledger: Reader, roles: Roles) -> None:
     done(project, "pause", "stripe", "--reason", "a test")
     done(project, "resume", "stripe")
     done(project, "replay", "--handler", "handlers.effects.count", "--since", "1h", "--yes")
-    for command in ("status", "events", "audit", "orders", "alerts", "dead", "rejected"):
+    for command in ("status", "events", "audit", "bulk", "alerts", "dead", "rejected"):
         done(project, command, "--json")
     assert '"evt_1"' in done(project, "show", "evt_1", "--body")
     done(project, "dead", "--group")
@@ -240,7 +240,7 @@ async def _operate(project: Project, ledger: Reader, roles: Roles) -> None:
     assert "is of gateway_operator" in examined.stdout, examined.stdout
     assert "permission denied" not in examined.stdout
     looking = {"GATEWAY_DATABASE_URL": roles.url("readonly")}
-    for command in ("status", "dead", "audit", "orders", "alerts", "rejected"):
+    for command in ("status", "dead", "audit", "bulk", "alerts", "rejected"):
         done(project, command, "--json", **looking)
     refused = project.run("show", "evt_1", **looking)
     assert (refused.returncode, refused.stdout) == (1, "")

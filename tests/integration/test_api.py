@@ -13,11 +13,11 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.api.http import LARGEST_BODY, routes
-from gateway.api.operation import BackgroundTasks, OperationContext
 from gateway.api.operations import OPERATIONS
 from gateway.base.secrets import Secret
 from gateway.config.settings import Settings
 from gateway.ledger.connection import open_pool
+from gateway.operations.context import BackgroundTasks, OperationContext
 from tests.support.guarding import a_guard
 from tests.support.ledger import Reader, claim_all, make_claim
 
@@ -87,7 +87,7 @@ async def test_an_event_is_shown_with_all_that_happened_to_it(
     assert (missing.status_code, missing.json()["error"]) == (404, "NOT_FOUND")
 
 
-async def test_an_order_is_audited_with_who_gave_it(
+async def test_an_action_is_audited_with_its_actor(
     api: httpx.AsyncClient, database_url: str, ledger: Reader
 ) -> None:
     [claimed] = await claim_all(database_url, [make_claim("evt_1")])
@@ -132,7 +132,7 @@ async def test_an_integer_may_be_written_as_json_schema_allows(
     api: httpx.AsyncClient, rate: str, status: int
 ) -> None:
     body = f'{{"action": "replay", "dry_run": true, "rate": {rate}}}'
-    assert (await api.post("/orders", content=body)).status_code == status
+    assert (await api.post("/bulk", content=body)).status_code == status
 
 
 @pytest.mark.parametrize("id", ["1_0", "+10", "10.0", "%2010", "010", "٣", "9" * 20, "0", "-1"])

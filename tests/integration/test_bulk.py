@@ -1,4 +1,4 @@
-"""Orders for everything that matches: each once, nothing else, whoever comes in between."""
+"""Bulk operations on everything that matches: each once, nothing else, whoever comes in between."""
 
 import asyncio
 import random
@@ -12,10 +12,9 @@ from gateway import Context, Event, Reject
 from gateway.base.errors import CommandFailed, NotFound, TransitionRefused
 from gateway.base.model import OnDead
 from gateway.config.registry.key_path import KeyPath
-from gateway.ledger.bulk import Action, BulkStatus, find_order, resume_order, stop_order
+from gateway.ledger.bulk import BATCH, Action, BulkStatus, find_bulk, resume_bulk, stop_bulk
 from gateway.ledger.deliveries import discard, lease_due, replay
 from gateway.ledger.filter import Filter
-from gateway.ledger.steps import BATCH
 from gateway.operations.bulk import count_dead
 from tests.support.bulk import Clerk, add_dead, add_events, blocked, clerk
 from tests.support.ledger import Reader
@@ -44,8 +43,13 @@ async def test_what_matches_is_replayed_once_and_the_rest_is_left_alone(
     await add_dead(ledger, 700, "handlers.books", error="ReadTimeout: 10.0.0.1 timed out")
     await add_dead(ledger, 300, "handlers.other", error="ValueError: timed wrongly")
     async with clerk(database_url) as ann:
-        order = await ann.do(route="stripe", handler="handlers.mail", error="time*out")
-        assert (order.status, order.total, order.moved, order.skipped) == ("done", 1200, 1200, 0)
+        bulk = await ann.do(route="stripe", handler="handlers.mail", error="time*out")
+        assert (bulk["status"], bulk["total"], bulk["moved"], bulk["skipped"]) == (
+            "done",
+            1200,
+            1200,
+            0,
+        )
     found = await ledger.rows(
         "select handler, status, count(*) as n, sum(attempts)::int as attempts, max(error) as error"
         " from gateway.deliveries group by 1, 2 order by 1"
@@ -59,12 +63,12 @@ async def test_what_matches_is_replayed_once_and_the_rest_is_left_alone(
     audit = await ledger.row(
         "select actor, action, reason, count(*) as n, count(distinct delivery_id) as each"
         " from gateway.audit where order_id = $1 and delivery_id is not null group by 1, 2, 3",
-        order.id,
+        bulk["bulk_id"],
     )
     assert tuple(audit.values()) == ("ann", "replay", "a test", 1200, 1200)
     begun = await ledger.row("select * from gateway.audit where delivery_id is null")
     assert (begun["action"], begun["order_id"], begun["handler"], begun["reason"]) == (
-        "replay order", order.id, "handlers.mail", "a test",
+        "bulk replay", bulk["bulk_id"], "handlers.mail", "a test",
     )  # fmt: skip
     assert ann.woken
     assert len(ann.woken) <= 1200
@@ -87,56 +91,56 @@ async def test_every_filter_counts_what_it_moves(database_url: str, ledger: Read
     ]
     async with clerk(database_url) as ann:
         for filter, expected in filters:
-            order = await ann.do(**filter)
-            assert (order.total, order.moved) == (expected, expected), filter
+            bulk = await ann.do(**filter)
+            assert (bulk["total"], bulk["moved"]) == (expected, expected), filter
 
 
-async def test_what_dies_again_is_not_replayed_twice_by_the_same_order(
+async def test_what_dies_again_is_not_replayed_twice_by_the_same_operation(
     database_url: str, ledger: Reader
 ) -> None:
     await add_events(ledger, 20)
     await add_dead(ledger, 20)
     async with clerk(database_url) as ann:
-        order = await ann.begin(rate=40)  # ten a step
-        steps = ann.steps(order)
-        assert (await anext(steps)).moved == 10
+        bulk = await ann.begin(rate=40)  # ten a step
+        steps = ann.steps(bulk)
+        assert (await anext(steps))["moved"] == 10
         moved = list(await replays(ledger))
         dead = "update gateway.deliveries set status = 'dead', finished_at = $2 where id = any ($1)"
         await ledger.run(dead, moved[:5], datetime.now(UTC))
         # By a clock that was set back, as if before: in front of the mark, and after it.
-        await ledger.run(dead, moved[5:8], order.began_at - 2 * HOUR)
-        await ledger.run(dead, moved[8:], order.began_at)
+        await ledger.run(dead, moved[5:8], bulk["began_at"] - 2 * HOUR)
+        await ledger.run(dead, moved[8:], bulk["began_at"])
         async for stepped in steps:
-            order = stepped
-    assert (order.status, order.moved) == ("done", 20)
+            bulk = stepped
+    assert (bulk["status"], bulk["moved"]) == ("done", 20)
     assert set((await replays(ledger)).values()) == {1}
     assert await ledger.statuses() == {"dead": 10, "pending": 10}
 
 
-async def test_a_second_death_that_comes_in_between_is_not_of_the_order(
+async def test_a_second_death_that_comes_in_between_is_left_alone(
     database_url: str, ledger: Reader
 ) -> None:
     """The step has seen it dead; before it gets there, another has replayed it, and it has died."""
     await add_events(ledger, 2)
     await add_dead(ledger, 2)
     async with clerk(database_url) as ann, clerk(database_url) as bob:
-        order = await ann.begin()
+        bulk = await ann.begin()
         async with bob.connection.transaction():
             await bob.connection.execute(
                 "update gateway.deliveries set finished_at = now(), error = 'again'"
                 " where event_id = 'evt_1'"
             )
-            late = asyncio.create_task(ann.carry_out(order))
+            late = asyncio.create_task(ann.run(bulk))
             await until(lambda: blocked(ledger))
-        order = await late
-    assert (order.total, order.moved, order.skipped) == (2, 1, 0)
+        bulk = await late
+    assert (bulk["total"], bulk["moved"], bulk["skipped"]) == (2, 1, 0)
     assert await ledger.value("select error from gateway.deliveries where status = 'dead'") == (
         "again"
     )
 
 
 @pytest.mark.parametrize("action", [Action.REPLAY, Action.DISCARD])
-async def test_an_order_that_comes_late_neither_repeats_nor_undoes(
+async def test_a_bulk_operation_that_comes_late_neither_repeats_nor_undoes(
     action: Action, database_url: str, ledger: Reader
 ) -> None:
     """Single orders of other people hold the rows; one of what they replayed runs already."""
@@ -144,17 +148,17 @@ async def test_an_order_that_comes_late_neither_repeats_nor_undoes(
     await add_dead(ledger, 4)
     first, second, third, _ = await replay_order(ledger)
     async with clerk(database_url) as ann, clerk(database_url) as bob:
-        order = await ann.begin(action)
+        bulk = await ann.begin(action)
         async with bob.connection.transaction():
             await replay(bob.connection, first, actor="bob", reason=None)
             [lease] = await lease_due(bob.connection, 1, HANDLERS, HOUR)
             await replay(bob.connection, second, actor="bob", reason=None)
             await discard(bob.connection, third, actor="bob", reason=None)
-            late = asyncio.create_task(ann.carry_out(order))
+            late = asyncio.create_task(ann.run(bulk))
             await until(lambda: blocked(ledger))
-        order = await late
+        bulk = await late
     assert lease.delivery_id == first
-    assert (order.total, order.moved, order.status) == (4, 1, "done")
+    assert (bulk["total"], bulk["moved"], bulk["status"]) == (4, 1, "done")
     after = "pending" if action is Action.REPLAY else "discarded"
     rows = await ledger.rows("select status from gateway.deliveries order by id")
     assert [row["status"] for row in rows] == ["running", "pending", "discarded", after]
@@ -165,20 +169,20 @@ async def replay_order(ledger: Reader) -> list[int]:
     return [row["id"] for row in rows]
 
 
-async def test_orders_for_the_same_at_once_replay_each_once(
+async def test_bulk_operations_on_the_same_at_once_replay_each_once(
     database_url: str, ledger: Reader
 ) -> None:
     await add_events(ledger, 3000)
     await add_dead(ledger, 3000)
     async with clerk(database_url) as ann, clerk(database_url) as bob, clerk(database_url) as cat:
-        orders = await asyncio.gather(ann.do(), bob.do(until=datetime.now(UTC)), cat.do())
-    assert sum(order.moved for order in orders) == 3000
-    assert [order.status for order in orders] == ["done"] * 3
+        bulks = await asyncio.gather(ann.do(), bob.do(until=datetime.now(UTC)), cat.do())
+    assert sum(bulk["moved"] for bulk in bulks) == 3000
+    assert [bulk["status"] for bulk in bulks] == ["done"] * 3
     counts = await replays(ledger)
     assert (len(counts), set(counts.values())) == (3000, {1})
 
 
-async def test_orders_that_race_workers_and_each_other_leave_one_effect_each(
+async def test_bulk_operations_that_race_workers_and_each_other_leave_one_effect_each(
     database_url: str, ledger: Reader
 ) -> None:
     """Deliveries die and are replayed all the time, by whoever comes first."""
@@ -192,12 +196,12 @@ async def test_orders_that_race_workers_and_each_other_leave_one_effect_each(
             raise Reject("not yet")
 
     async def keep_replaying(someone: Clerk) -> int:
-        orders = 0
+        rounds = 0
         while not await all_done(ledger, 200):
-            order = await someone.do(error="*")
-            assert order.status is BulkStatus.DONE
-            orders += 1
-        return orders
+            bulk = await someone.do(error="*")
+            assert bulk["status"] is BulkStatus.DONE
+            rounds += 1
+        return rounds
 
     handler = subscribe(fragile)
     async with (
@@ -219,7 +223,7 @@ async def test_orders_that_race_workers_and_each_other_leave_one_effect_each(
     assert runs == await ledger.value("select count(*) from gateway.audit where action = 'replay'")
 
 
-async def test_an_order_that_was_resumed_elsewhere_goes_on_there_only(
+async def test_a_bulk_operation_that_was_resumed_elsewhere_runs_there_only(
     database_url: str, ledger: Reader
 ) -> None:
     await add_events(ledger, 100)
@@ -227,47 +231,49 @@ async def test_an_order_that_was_resumed_elsewhere_goes_on_there_only(
     async with clerk(database_url) as ann, clerk(database_url) as bob:
         first = await ann.begin(rate=100)
         steps = ann.steps(first)
-        assert (await anext(steps)).moved == 25
-        second = await resume_order(bob.connection, first.id, actor="bob", reason=None, rate=10_000)
-        assert (second.moved, second.rate, second.resumed) == (25, 10_000, 1)
-        with pytest.raises(CommandFailed, match="resumed elsewhere"):
+        assert (await anext(steps))["moved"] == 25
+        second = await resume_bulk(
+            bob.connection, first["bulk_id"], actor="bob", reason=None, rate=10_000
+        )
+        assert (second["moved"], second["rate"], second["resumed"]) == (25, 10_000, 1)
+        with pytest.raises(CommandFailed, match="resumed by another process"):
             await anext(steps)
-        assert (await find_order(ann.connection, first.id)).moved == 25
+        assert (await find_bulk(ann.connection, first["bulk_id"]))["moved"] == 25
         third, fourth = await asyncio.gather(
-            resume_order(ann.connection, first.id, actor="ann", reason=None, rate=None),
-            resume_order(bob.connection, first.id, actor="bob", reason=None, rate=None),
+            resume_bulk(ann.connection, first["bulk_id"], actor="ann", reason=None, rate=None),
+            resume_bulk(bob.connection, first["bulk_id"], actor="bob", reason=None, rate=None),
         )
-        ends = await asyncio.gather(
-            ann.carry_out(third), bob.carry_out(fourth), return_exceptions=True
-        )
-    assert sorted(type(end).__name__ for end in ends) == ["BulkOperation", "CommandFailed"]
+        ends = await asyncio.gather(ann.run(third), bob.run(fourth), return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["CommandFailed", "dict"]
     counts = await replays(ledger)
     assert (len(counts), set(counts.values())) == (100, {1})
 
 
-async def test_a_stopped_order_goes_on_where_it_was_and_a_done_one_never(
+async def test_a_stopped_bulk_operation_resumes_at_its_cursor_and_a_done_one_never(
     database_url: str, ledger: Reader
 ) -> None:
     await add_events(ledger, 50)
     await add_dead(ledger, 50)
     async with clerk(database_url) as ann:
-        order = await ann.begin(rate=40)
-        await anext(ann.steps(order))
-        stopped = await stop_order(ann.connection, order.id, actor="bob", reason=None)
-        assert (stopped.status, stopped.moved) == (BulkStatus.STOPPED, 10)
-        assert (await ann.carry_out(order)).moved == 10
-        order = await resume_order(ann.connection, order.id, actor="cat", reason=None, rate=100_000)
-        assert (await ann.carry_out(order)).moved == 50
-        with pytest.raises(TransitionRefused, match="nothing to go on with"):
-            await resume_order(ann.connection, order.id, actor="cat", reason=None, rate=None)
-        assert (
-            await stop_order(ann.connection, order.id, actor="bob", reason=None)
-        ).status == "done"
+        bulk = await ann.begin(rate=40)
+        await anext(ann.steps(bulk))
+        stopped = await stop_bulk(ann.connection, bulk["bulk_id"], actor="bob", reason=None)
+        assert (stopped["status"], stopped["moved"]) == (BulkStatus.STOPPED, 10)
+        assert (await ann.run(bulk))["moved"] == 10
+        bulk = await resume_bulk(
+            ann.connection, bulk["bulk_id"], actor="cat", reason=None, rate=100_000
+        )
+        assert (await ann.run(bulk))["moved"] == 50
+        with pytest.raises(TransitionRefused, match="nothing to resume"):
+            await resume_bulk(ann.connection, bulk["bulk_id"], actor="cat", reason=None, rate=None)
+        assert (await stop_bulk(ann.connection, bulk["bulk_id"], actor="bob", reason=None))[
+            "status"
+        ] == "done"
     rows = await ledger.rows(
         "select actor, action from gateway.audit where delivery_id is null order by id"
     )
     assert [tuple(row.values()) for row in rows] == [
-        ("ann", "replay order"), ("bob", "stop order"), ("cat", "resume order"),
+        ("ann", "bulk replay"), ("bob", "stop bulk"), ("cat", "resume bulk"),
     ]  # fmt: skip
     assert set((await replays(ledger)).values()) == {1}
 
@@ -281,11 +287,11 @@ async def test_what_has_lost_its_payload_is_skipped_and_counted(
     async with clerk(database_url) as ann:
         counted = await count_dead(ann.connection, Filter(), datetime.now(UTC), 10)
         assert (counted.total, counted.without_payload) == (30, 2)
-        order = await ann.do()
-        assert (order.moved, order.skipped) == (28, 2)
+        bulk = await ann.do()
+        assert (bulk["moved"], bulk["skipped"]) == (28, 2)
         assert await ledger.statuses() == {"dead": 2, "pending": 28}
-        order = await ann.do(Action.DISCARD)
-        assert (order.moved, order.skipped) == (2, 0)
+        bulk = await ann.do(Action.DISCARD)
+        assert (bulk["moved"], bulk["skipped"]) == (2, 0)
 
 
 async def test_replayed_ones_with_an_order_take_turns(database_url: str, ledger: Reader) -> None:
@@ -300,7 +306,7 @@ async def test_replayed_ones_with_an_order_take_turns(database_url: str, ledger:
         clerk(database_url) as ann,
         working(database_url, subscribe(handler, order_by=PATH)),
     ):
-        assert (await ann.do()).moved == 1100
+        assert (await ann.do())["moved"] == 1100
         await until(lambda: all_done(ledger, 1100))
     assert {key: sorted(numbers) for key, numbers in ran.items()} == dict(ran)
     assert sum(map(len, ran.values())) == 1100
@@ -323,7 +329,7 @@ async def test_discarded_ones_free_those_that_they_blocked(
     await ledger.run("insert into gateway.handlers values ('stripe', 'handlers.count', 'block')")
     blocking = subscribe(count, order_by=PATH, on_dead=OnDead.BLOCK)
     async with clerk(database_url) as ann:
-        assert (await ann.do(Action.DISCARD)).moved == 5
+        assert (await ann.do(Action.DISCARD))["moved"] == 5
         assert len(ann.woken) == 5
     async with working(database_url, blocking):
         await until(lambda: discarded_and_done(ledger))
@@ -351,11 +357,11 @@ async def test_events_that_came_before_a_handler_are_delivered_to_it(
     new = replace(new, types=("a.*",))
     since = datetime.now(UTC) - 3 * HOUR
     async with clerk(database_url, new) as ann, working(database_url, new):
-        order = await ann.do(Action.DELIVER, handler="handlers.new", since=since)
-        assert (order.total, order.moved, order.skipped) == (1090, 1088, 2)
+        bulk = await ann.do(Action.DELIVER, handler="handlers.new", since=since)
+        assert (bulk["total"], bulk["moved"], bulk["skipped"]) == (1090, 1088, 2)
         await until(lambda: dead_and_done(ledger, 10, 1088))
         again = await ann.begin(Action.DELIVER, handler="handlers.new", since=since)
-        assert again.total == 2
+        assert again["total"] == 2
     assert {key: sorted(numbers) for key, numbers in ran.items()} == dict(ran)
     assert sorted(n for numbers in ran.values() for n in numbers) == list(range(13, 1101))
     keys = await ledger.value(
@@ -364,7 +370,7 @@ async def test_events_that_came_before_a_handler_are_delivered_to_it(
     assert keys == 5
     audit = await ledger.row(
         "select count(*) as n from gateway.audit where action = 'deliver' and order_id = $1",
-        order.id,
+        bulk["bulk_id"],
     )
     assert audit["n"] == 1088
 
@@ -390,8 +396,8 @@ async def test_a_delivery_honours_route_type_account_and_time(
             ({"type": "a.b"}, 20),
             ({}, 30),
         ]:
-            order = await ann.do(Action.DELIVER, **asked, **more)
-            assert (order.total, order.moved) == (expected, expected), more
+            bulk = await ann.do(Action.DELIVER, **asked, **more)
+            assert (bulk["total"], bulk["moved"]) == (expected, expected), more
         with pytest.raises(NotFound, match=r"did you mean handlers\.new"):
             await ann.begin(Action.DELIVER, handler="handlers.nev", since=came)
         with pytest.raises(NotFound, match="route 'tasks' has not the handler"):
@@ -407,24 +413,24 @@ async def test_a_prune_that_comes_first_takes_its_event_from_a_delivery(
         clerk(database_url, subscribe(count)) as ann,
         clerk(database_url) as pruner,
     ):
-        order = await ann.begin(Action.DELIVER, handler="handlers.count", since=since)
+        bulk = await ann.begin(Action.DELIVER, handler="handlers.count", since=since)
         async with pruner.connection.transaction():
             await pruner.connection.execute(
                 "select from gateway.processed_events where event_id = 'evt_2' for update"
             )
             await pruner.connection.execute("delete from gateway.payloads where event_id = 'evt_2'")
-            late = asyncio.create_task(ann.carry_out(order))
+            late = asyncio.create_task(ann.run(bulk))
             await until(lambda: late.done() or blocked(ledger))
-        order = await late
-    assert (order.total, order.moved, order.skipped) == (3, 2, 1)
+        bulk = await late
+    assert (bulk["total"], bulk["moved"], bulk["skipped"]) == (3, 2, 1)
 
 
 async def test_an_order_is_carried_out_in_small_steps(database_url: str, ledger: Reader) -> None:
     await add_events(ledger, 2 * BATCH + 1)
     await add_dead(ledger, 2 * BATCH + 1)
     async with clerk(database_url) as ann:
-        order = await ann.begin()
-        moved = [stepped.moved async for stepped in ann.steps(order)]
+        bulk = await ann.begin()
+        moved = [stepped["moved"] async for stepped in ann.steps(bulk)]
     assert moved == [BATCH, 2 * BATCH, 2 * BATCH + 1]
 
 
@@ -432,15 +438,17 @@ async def test_an_order_that_nobody_is_at_is_idle(database_url: str, ledger: Rea
     await add_events(ledger, 1)
     await add_dead(ledger, 1)
     async with clerk(database_url) as ann:
-        order = await ann.begin()
-        assert not (await find_order(ann.connection, order.id)).is_idle
+        bulk = await ann.begin()
+        assert not (await find_bulk(ann.connection, bulk["bulk_id"]))["is_idle"]
         await ledger.run("update gateway.bulk_orders set stepped_at = now() - interval '31 s'")
-        assert (await find_order(ann.connection, order.id)).is_idle
-        order = await resume_order(ann.connection, order.id, actor="ann", reason=None, rate=None)
-        assert not order.is_idle
-        await ann.carry_out(order)
+        assert (await find_bulk(ann.connection, bulk["bulk_id"]))["is_idle"]
+        bulk = await resume_bulk(
+            ann.connection, bulk["bulk_id"], actor="ann", reason=None, rate=None
+        )
+        assert not bulk["is_idle"]
+        await ann.run(bulk)
         await ledger.run("update gateway.bulk_orders set stepped_at = now() - interval '31 s'")
-        assert not (await find_order(ann.connection, order.id)).is_idle
+        assert not (await find_bulk(ann.connection, bulk["bulk_id"]))["is_idle"]
 
 
 ERRORS = [

@@ -162,8 +162,8 @@ async def test_receipts_survive_an_outage_of_the_mail_api(
         }
         mail.replies[:] = [SENT]
         mail.requests.clear()
-        order = await ann.do(action=Action.RETRY_EFFECTS)
-        assert (order.status, order.total, order.moved) == ("done", len(EVENTS), len(EVENTS))
+        bulk = await ann.do(action=Action.RETRY_EFFECTS)
+        assert (bulk["status"], bulk["total"], bulk["moved"]) == ("done", len(EVENTS), len(EVENTS))
         await run_all(database_url, ledger, mailing(mail), "done")
         assert sent(mail) == dict.fromkeys(EVENTS, 1)
         assert await unknown(ann) == []
@@ -189,7 +189,7 @@ async def test_a_retry_in_the_middle_of_the_outage_lists_the_effect_again(
                 )
 
 
-async def test_orders_for_all_include_those_of_a_time_before_the_clock_was_set_back(
+async def test_bulk_operations_include_those_of_a_time_before_the_clock_was_set_back(
     database_url: str, ledger: Reader
 ) -> None:
     """Their times are still to come, and an order is for what happened before it was given."""
@@ -205,8 +205,8 @@ async def test_orders_for_all_include_those_of_a_time_before_the_clock_was_set_b
         )
         await ledger.value(QUERIES["set_back"], ahead, timedelta(seconds=1))
         confirmed = await ann.do(Action.CONFIRM_EFFECTS)
-        assert confirmed.moved == len(EVENTS)
-        assert (await ann.do(Action.REPLAY)).moved == 1
+        assert confirmed["moved"] == len(EVENTS)
+        assert (await ann.do(Action.REPLAY))["moved"] == 1
 
 
 async def test_a_confirmed_effect_is_done_and_its_call_is_not_made(
@@ -530,8 +530,8 @@ async def test_filters_list_what_they_move(
         await run_all(database_url, ledger, mailing(mail), "done")
         assert len(await unknown(ann, **filter)) == n
         if n:
-            order = await ann.do(action=Action.CONFIRM_EFFECTS, **filter)
-            assert (order.total, order.moved) == (n, n)
+            bulk = await ann.do(action=Action.CONFIRM_EFFECTS, **filter)
+            assert (bulk["total"], bulk["moved"]) == (n, n)
         assert len(await unknown(ann)) == len(EVENTS) - n
 
 
@@ -562,8 +562,8 @@ async def test_a_replay_of_dead_letters_keeps_or_retries_effects_of_unknown_outc
             ann.connection, Action.REPLAY, Filter(), datetime.now(UTC), lambda: Registry(())
         )
         assert (count.effects.kept, count.effects.unknown) == (len(EVENTS), len(EVENTS))
-        order = await ann.do(effects=effects)
-        assert (order.effects, order.effects_kept, order.effects_unknown) == (
+        bulk = await ann.do(effects=effects)
+        assert (bulk["effects"], bulk["effects_kept"], bulk["effects_unknown"]) == (
             effects, len(EVENTS), len(EVENTS),
         )  # fmt: skip
         await run_all(database_url, ledger, handler, "done")

@@ -309,8 +309,8 @@ async def test_old_events_are_delivered_to_a_new_handler_in_their_order(
     ordered = subscribe(handler, order_by=KeyPath.parse("key"))
     async with clerk(database_url, ordered) as ann:
         ann.encryption = encryption
-        order = await ann.do(Action.DELIVER, handler="handlers.count", since=YEAR_AGO)
-    assert order.moved == 3
+        bulk = await ann.do(Action.DELIVER, handler="handlers.count", since=YEAR_AGO)
+    assert bulk["moved"] == 3
     keys = await ledger.rows("select distinct order_key from gateway.deliveries")
     assert [row["order_key"].startswith("digest:") for row in keys] == [True]
     await run(database_url, ledger, encryption, ordered, to={"done": 3})

@@ -57,7 +57,7 @@ def of(account: str, event_id: str, name: str = NAME, **changes: Any) -> Claim:
     return claim._replace(envelope=envelope, headers={"x-name": name})
 
 
-async def order(
+async def erase_all(
     connection: Connection, subject: ErasureSubject = SUBJECT, reason: str = "request 7"
 ) -> Erased:
     erased, after = await erase(connection, subject, None, actor="ann", reason=reason)
@@ -129,7 +129,7 @@ async def test_an_effect_of_unknown_outcome_is_erased_and_no_longer_listed(
     )
     assert (await list_unknown_effects(connection, Filter(), (None,) * 3, 9)).rows
     assert (await holding(ledger, NAME)).keys() >= {"effects", "audit"}
-    await order(connection)
+    await erase_all(connection)
     assert await holding(ledger, NAME, ACCOUNT) == {}
     assert (await list_unknown_effects(connection, Filter(), (None,) * 3, 9)).rows == []
     with pytest.raises(TransitionRefused, match="no effect of unknown outcome"):
@@ -162,7 +162,7 @@ async def test_nothing_is_left_of_a_subject_but_its_keys(
     )
     await ledger.run(
         "insert into gateway.audit (actor, action, order_id, reason)"
-        " select 'bob', 'replay order', id, reason from gateway.bulk_orders"
+        " select 'bob', 'bulk replay', id, reason from gateway.bulk_orders"
     )
     await ledger.run(
         "insert into gateway.alert_messages"
@@ -180,7 +180,7 @@ async def test_nothing_is_left_of_a_subject_but_its_keys(
     counted, _ = await count_to_erase(connection, SUBJECT, None)
     assert (counted.events, counted.pending, counted.dead) == (4, 2, 0)
     assert await holding(ledger, NAME, ACCOUNT) == before
-    erased = await order(connection)
+    erased = await erase_all(connection)
     assert (erased.events, erased.pending, erased.dead) == (4, 2, 0)
 
     assert await holding(ledger, NAME, ACCOUNT) == {}
@@ -203,14 +203,14 @@ async def test_nothing_is_left_of_a_subject_but_its_keys(
         "evt_unheard",
     ]
     assert {(row["actor"], row["reason"]) for row in audit} == {("ann", "request 7")}
-    assert await order(connection) == Erased()
+    assert await erase_all(connection) == Erased()
     assert len(await ledger.rows("select from gateway.audit where action = 'erase'")) == 4
 
 
 async def test_an_account_is_taken_out_of_what_people_said_whosever_it_was_about(
     connection: Connection, ledger: Reader
 ) -> None:
-    """Of events that are long forgotten, of orders by what an error says, and of pauses."""
+    """Of events that are long forgotten, of bulk operations by an error's text, and of pauses."""
     account = "acct_1.x"
     await ledger.run(
         "insert into gateway.audit (actor, action, delivery_id, route, handler, reason) values"
@@ -238,7 +238,7 @@ async def test_an_account_is_taken_out_of_what_people_said_whosever_it_was_about
         " is_first, status) select 'stripe', 'evt_' || s, 1, 'a', 'acct_1.x', now(), now(), true, s"
         " from unnest(array['unrecoverable', 'missing']) s"
     )
-    await order(connection, ErasureSubject(account=account))
+    await erase_all(connection, ErasureSubject(account=account))
     said = await ledger.rows("select reason from gateway.audit order by id")
     assert [row["reason"] for row in said] == [
         None, "for acct_1.xy, who called", "for acct_12x, who called", None,
@@ -262,7 +262,7 @@ async def test_a_late_retry_of_what_was_erased_is_still_a_duplicate(
 ) -> None:
     claims = [of(ACCOUNT, "evt_1"), of(ACCOUNT, "guid_1", route="github", replay="refuse")]
     await claim_all(database_url, claims)
-    assert (await order(connection)).events == 2
+    assert (await erase_all(connection)).events == 2
     answers = await claim_all(database_url, claims)
     assert [(a.verdict, a.conflict) for a in answers] == [("duplicate", False)] * 2
     assert await holding(ledger, NAME) == {}
@@ -273,7 +273,7 @@ async def test_the_same_bytes_under_a_fresh_id_are_still_refused(
 ) -> None:
     first = of(ACCOUNT, "guid_1", route="github", replay="refuse")
     await claim_all(database_url, [first])
-    await order(connection)
+    await erase_all(connection)
     envelope = replace(first.envelope, id="guid_2")
     [answer] = await claim_all(database_url, [first._replace(envelope=envelope)])
     assert answer.verdict == "replayed"
@@ -283,7 +283,7 @@ async def test_a_job_that_was_erased_is_still_a_duplicate(
     database_url: str, connection: Connection, ledger: Reader
 ) -> None:
     await claim_all(database_url, [make_claim("order:1", route="tasks", body=b'{"name": "Grace"}')])
-    erased = await order(connection, ErasureSubject(event_id="order:1", route="tasks"))
+    erased = await erase_all(connection, ErasureSubject(event_id="order:1", route="tasks"))
     assert (erased.events, erased.pending) == (1, 1)
     [again] = await claim_all(
         database_url, [make_claim("order:1", route="tasks", body=b'{"name": "Grace"}')]
@@ -298,7 +298,7 @@ async def test_what_was_done_once_per_key_stays_done(
     """The key is gone, and another event with the same one is not acted on all the same."""
     await live(database_url, ledger, of(ACCOUNT, "evt_1"))
     assert await ledger.effects() == 1
-    await order(connection)
+    await erase_all(connection)
     await live(database_url, ledger, of("acct_2", "evt_2"))
     assert await ledger.effects() == 1
     skipped = await ledger.row("select error from gateway.attempts where outcome = 'skipped'")
@@ -341,13 +341,13 @@ async def test_what_runs_is_left_whole_and_named(
 ) -> None:
     await claim_all(database_url, [of(ACCOUNT, "evt_1"), of(ACCOUNT, "evt_2")])
     [lease] = await lease_due(connection, 1, HANDLERS, HOUR)
-    erased = await order(connection)
+    erased = await erase_all(connection)
     assert (erased.events, erased.running) == (1, (("stripe", lease.event.id),))
     kept = await ledger.row("select * from gateway.events where body is not null")
     assert (kept["event_id"], kept["account"]) == (lease.event.id, ACCOUNT)
     assert await ledger.rows("select from gateway.audit where event_id = $1", lease.event.id) == []
     await settle(connection, lease, DONE)
-    assert await order(connection) == Erased(events=1)
+    assert await erase_all(connection) == Erased(events=1)
     assert await holding(ledger, NAME, ACCOUNT) == {}
 
 
@@ -357,7 +357,7 @@ async def test_one_delivery_that_runs_keeps_the_whole_event(
     both = ["handlers.count", "handlers.other"]
     await claim_all(database_url, [of(ACCOUNT, "evt_1", handlers=both)])
     await lease_due(connection, 1, HANDLERS, HOUR)
-    assert (await order(connection)).running == (("stripe", "evt_1"),)
+    assert (await erase_all(connection)).running == (("stripe", "evt_1"),)
     assert await ledger.statuses() == {"running": 1, "pending": 1}
 
 
@@ -369,7 +369,7 @@ async def test_a_lease_that_comes_first_is_waited_for_and_left(
     transaction = worker.transaction()
     await transaction.start()
     assert len(await lease_due(worker, 1, HANDLERS, HOUR)) == 1
-    erasing = asyncio.create_task(order(connection))
+    erasing = asyncio.create_task(erase_all(connection))
     await until(lambda: ledger.value("select count(*) from gateway.deliveries"))
     await transaction.commit()
     assert (await erasing).running == (("stripe", "evt_1"),)
@@ -391,10 +391,10 @@ async def test_what_stays_in_anothers_hands_is_named_and_left(
         await another.execute(
             "select from gateway.processed_events where event_id = 'evt_2' for key share"
         )
-        erased = await order(connection)
+        erased = await erase_all(connection)
     assert sorted(erased.running) == [("stripe", "evt_1"), ("stripe", "evt_2")]
     assert erased.events == 0
-    assert (await order(connection)).events == 2
+    assert (await erase_all(connection)).events == 2
     await another.close()
 
 
@@ -410,7 +410,7 @@ async def test_an_attempt_that_is_filed_under_another_day_meanwhile_is_erased_to
     mover = await asyncpg.connect(database_url)
     async with mover.transaction():
         await mover.execute("update gateway.attempts set until = until + 60")
-        erasing = asyncio.create_task(order(connection))
+        erasing = asyncio.create_task(erase_all(connection))
         waits = (
             "select count(*) from pg_stat_activity"
             " where wait_event_type = 'Lock' and datname = current_database()"
@@ -427,7 +427,7 @@ async def test_a_lease_passes_over_what_is_being_erased(
     await claim_all(database_url, [of(ACCOUNT, "evt_1")])
     worker = await asyncpg.connect(database_url)
     async with connection.transaction():
-        await order(connection)
+        await erase_all(connection)
         assert await lease_due(worker, 1, HANDLERS, HOUR) == []
     assert await lease_due(worker, 1, HANDLERS, HOUR) == []
     await worker.close()
@@ -441,7 +441,7 @@ async def test_a_replay_that_waited_for_an_erasure_is_refused(
     [delivery_id] = answer.delivery_ids
     operator = await asyncpg.connect(database_url)
     async with connection.transaction():
-        await order(connection)
+        await erase_all(connection)
         late = asyncio.create_task(replay(operator, delivery_id, actor="bob", reason=None))
         blocked = "select cardinality(pg_blocking_pids($1)) > 0"
         await until(lambda: ledger.value(blocked, operator.get_server_pid()))
@@ -464,7 +464,7 @@ async def test_a_prune_and_an_erasure_at_once_leave_each_other_alone(
     other = await asyncpg.connect(database_url)
     pruner = Pruner({"stripe": kept}, again_after=timedelta())
     async with connection.transaction():
-        await order(connection)
+        await erase_all(connection)
         assert await pruner.step(other) == Pruned(looked_at=40)
     assert (await pruner.step(other)).keys == 40
     await other.close()
@@ -481,7 +481,7 @@ async def test_an_event_that_is_pruned_meanwhile_is_nothing_to_erase(
 
     monkeypatch.setattr(erase_module, "find_subject", found_late)
     await claim_all(database_url, [of(ACCOUNT, "evt_1", handlers=[])])
-    assert await order(connection) == Erased()
+    assert await erase_all(connection) == Erased()
 
 
 async def test_erasing_while_workers_run_everything_loses_nothing_of_others(
@@ -502,7 +502,7 @@ async def test_erasing_while_workers_run_everything_loses_nothing_of_others(
         for _ in range(2):
             await workers.enter_async_context(working(database_url, handler, concurrency=8))
         await until(lambda: ledger.value("select count(*) > 20 from public.effects"))
-        while (await order(connection)).running:
+        while (await erase_all(connection)).running:
             pass
         await until(lambda: nothing_waits(ledger))
     effects = await ledger.rows("select event_id from public.effects")
@@ -529,7 +529,7 @@ async def test_a_key_that_what_was_erased_held_up_goes_on(
         "update gateway.deliveries set status = 'dead', finished_at = now() - interval '80 d',"
         " due_at = now() where event_id = 'evt_1'"
     )
-    erased = await order(connection)
+    erased = await erase_all(connection)
     assert (erased.events, erased.dead) == (1, 1)
     [lease] = await lease_due(connection, 5, HANDLERS, HOUR)
     assert (lease.delivery_id,) == erased.due
@@ -567,7 +567,7 @@ async def test_the_reason_is_kept_and_must_not_name_the_account(
 ) -> None:
     await claim_all(database_url, [of(ACCOUNT, "evt_1")])
     with pytest.raises(CommandFailed, match="found the account in it"):
-        await order(connection, reason=f"{ACCOUNT} asked for it")
+        await erase_all(connection, reason=f"{ACCOUNT} asked for it")
     assert await ledger.value("select count(*) from gateway.payloads") == 1
 
 
@@ -576,18 +576,20 @@ async def test_who_is_meant_must_be_clear(database_url: str, connection: Connect
         with pytest.raises(CommandFailed, match="either an account or one event"):
             ErasureSubject(**unclear)
     with pytest.raises(NotFound, match="there is no event 'evt_1' on route 'github'"):
-        await order(connection, ErasureSubject(event_id="evt_1", route="github"))
+        await erase_all(connection, ErasureSubject(event_id="evt_1", route="github"))
     await claim_all(database_url, [of(ACCOUNT, "evt_1"), of(ACCOUNT, "evt_1", route="github")])
     with pytest.raises(CommandFailed, match="on several routes"):
-        await order(connection, ErasureSubject(event_id="evt_1"))
-    assert (await order(connection, ErasureSubject(event_id="evt_1", route="github"))).events == 1
+        await erase_all(connection, ErasureSubject(event_id="evt_1"))
+    assert (
+        await erase_all(connection, ErasureSubject(event_id="evt_1", route="github"))
+    ).events == 1
 
 
 async def test_what_was_erased_says_so_and_by_whom(
     database_url: str, connection: Connection
 ) -> None:
     await claim_all(database_url, [of(ACCOUNT, "evt_1"), of("acct_2", "evt_2", handlers=[])])
-    await order(connection)
+    await erase_all(connection)
     [event] = await find(connection, "evt_1", None)
     assert (event["erased"]["actor"], event["erased"]["reason"]) == ("ann", "request 7")
     assert (event["body"], event["headers"], event["account"]) == (None, None, None)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from gateway import Context, Event
-from gateway.api.operations.bulk import DELIVER, DeliverParams, carry_out
+from gateway.api.operations.bulk import DELIVER, DeliverParams
 from gateway.api.operations.dead import DEAD, DeadParams
 from gateway.api.operations.events import EVENTS, SHOW, EventsParams, ShowParams
 from gateway.api.operations.health import STATUS, StatusParams
@@ -25,6 +25,7 @@ from gateway.ledger.claims import Claim, Claimer
 from gateway.ledger.connection import connect
 from gateway.ledger.encryption import ResolvingCodec, vault_of
 from gateway.ledger.names import find_lost_handlers
+from gateway.operations.bulk import runner
 from gateway.privacy.encryption import KeyRing
 from gateway.providers import PROVIDERS
 from gateway.receive.spool.spool import Spool
@@ -102,10 +103,10 @@ async def deliver(project: Project, handler: str, **more: Any) -> int:
     async with desk_of(project) as desk:
         since = datetime.now(UTC) - 7 * DAY
         done = await desk.ask(DELIVER, DeliverParams(handler=handler, since=since, **more))
-        if done["order"] is None:
+        if done["bulk"] is None:
             return 0
-        async for order in carry_out(desk.office, done["order"]):
-            moved = order["moved"]
+        async for bulk in runner(desk.office).run(done["bulk"]):
+            moved = bulk["moved"]
         return moved
 
 

@@ -238,8 +238,8 @@ async def test_an_unknown_outcome_is_listed_once_and_its_retry_sends_for_both(
         other = await id_of(ledger, "evt_2")
         assert await count_effects(ann.connection, other) == KnownEffects(kept=0, unknown=0)
         mail.replies[:] = [SENT]
-        order = await ann.do(action=Action.RETRY_EFFECTS, effect="receipt")
-        assert (order.total, order.moved) == (1, 1)
+        bulk = await ann.do(action=Action.RETRY_EFFECTS, effect="receipt")
+        assert (bulk["total"], bulk["moved"]) == (1, 1)
         await run(database_url, ledger, handler, done=2)
         await ledger.replay(other)
         await run(database_url, ledger, handler, done=2)
@@ -301,8 +301,8 @@ async def test_a_confirmed_effect_is_done_for_all_events_of_its_key(
     async with receiving(answer(500)) as mail, clerk(database_url) as ann:
         handler = mailing(mail, got)
         await run_one(database_url, ledger, of_session("evt_1"), handler, done=1)
-        order = await ann.do(action=Action.CONFIRM_EFFECTS, effect=NAME)
-        assert (order.total, order.moved) == (1, 1)
+        bulk = await ann.do(action=Action.CONFIRM_EFFECTS, effect=NAME)
+        assert (bulk["total"], bulk["moved"]) == (1, 1)
         await run_one(database_url, ledger, of_session("evt_2"), handler, done=2)
         assert got == [("evt_1", None), ("evt_2", None)]
         assert len(mail.requests) == 1

@@ -223,7 +223,7 @@ async def test_a_payload_is_kept_from_the_end_of_the_last_delivery_on(
     assert await kept(ledger) == set()
 
 
-async def test_what_is_ordered_to_run_again_on_its_last_day_runs(
+async def test_what_is_replayed_on_its_last_day_runs(
     database_url: str, ledger: Reader, connection: Connection
 ) -> None:
     """The order, and not the look at what is wanted, sees to it that the payload stays."""
@@ -237,7 +237,7 @@ async def test_what_is_ordered_to_run_again_on_its_last_day_runs(
     assert b"evt_1" in lease.event.body
 
 
-async def test_an_order_to_deliver_on_its_last_day_keeps_the_payload(
+async def test_a_bulk_delivery_on_its_last_day_keeps_the_payload(
     database_url: str, ledger: Reader, connection: Connection
 ) -> None:
     await claim(database_url, "evt_1", handlers=[])

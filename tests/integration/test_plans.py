@@ -317,8 +317,8 @@ def reconciling() -> Iterator[Case]:
     yield Case(query="forget_refusals", arguments=(DAY, STEP), rows=STEP)
 
 
-def orders() -> Iterator[Case]:
-    """The steps of an order walk on from its mark, whatever it is for."""
+def bulk_steps() -> Iterator[Case]:
+    """The steps of a bulk operation walk from its cursor, whatever its action."""
     filters = {
         "nothing": Filter(),
         "route": Filter(route="stripe", since=NOW - 9 * DAY, until=NOW - DAY),
@@ -467,7 +467,7 @@ CASES: Final = [
         rows=BATCH,
     ),
     Case(query="read_payload", arguments=("github", event_id(99_003))),
-    *orders(),
+    *bulk_steps(),
     Case(query="set_back", arguments=(DAY, DAY), rows=None),
     Case(query="expire_dead", arguments=("stripe", 30 * DAY, STEP), rows=STEP),
     Case(query="hold_events", arguments=(35 * DAY, *START, STEP, *KEPT), by="keys", rows=STEP),
@@ -686,25 +686,25 @@ CASES: Final = [
 ASIDE: Final = {
     "describe_partitions", "detach_partition", "drop_partition", "find_holders", "keep_retention",
     "list_due_partitions", "make_partitions",
-    "abandon_reconciliations", "add_secret_uses", "alive", "await_prune", "begin_order",
+    "abandon_reconciliations", "add_secret_uses", "alive", "await_prune", "begin_bulk",
     "begin_reconciliation", "count_rejected_of", "describe_server", "end_reconciliation",
     "end_session", "has_ended",
-    "erase_rejected", "find_idle_transactions", "find_leasing", "find_order", "find_paused",
+    "erase_rejected", "find_idle_transactions", "find_leasing", "find_bulk", "find_paused",
     "find_reconciliation", "find_rejected", "find_rejected_under", "reseal_rejected",
     "find_resumable", "forget_destinations",
     "forget_reconciliations", "forget_rejected", "forget_reload", "group_rejected",
-    "hold_order", "hold_rejected", "is_encrypted", "keep_alert", "keep_places", "keep_policies",
+    "hold_bulk", "hold_rejected", "is_encrypted", "keep_alert", "keep_places", "keep_policies",
     "count_items", "keep_rejected", "keep_reload", "measure_items",
     "keep_names", "last_reconciliations", "last_scheduled", "leave", "list_names", "lock_names",
     "list_alerts", "list_bloated", "list_exhausted", "list_messages",
-    "list_orders", "list_pauses", "list_reconciliations", "list_rejected", "list_reloads",
-    "list_secret_uses", "list_totals", "list_workers", "lock_rejected", "mark_order",
+    "list_bulk", "list_pauses", "list_reconciliations", "list_rejected", "list_reloads",
+    "list_secret_uses", "list_totals", "list_workers", "lock_rejected", "step_bulk",
     "mark_released", "mark_repeated", "measure_server", "next_rejected", "note_sent",
     "note_unsent", "put_message", "read_clock", "read_defaults", "read_durability", "read_limits",
-    "read_privileges", "resume_order", "resume_reconciliation", "silence_alerts", "start_look",
+    "read_privileges", "resume_bulk", "resume_reconciliation", "silence_alerts", "start_look",
     "start_prune",
     "start_reconciliation",
-    "step_reconciliation", "stop_order", "take_messages", "take_reconciliation",
+    "step_reconciliation", "stop_bulk", "take_messages", "take_reconciliation",
     "trim_rejected",
 }  # fmt: skip
 """These touch no table that grows."""
@@ -775,8 +775,8 @@ ASKED: Final = {
     "/dead/all": tuple(f"action=replay&{asked}" for asked in (*FILTERED, "error=Boom", "cause=1")),
     "/effects": ("", *FILTERED, "error=Boom", "effect=mail"),
     "/effects/all": tuple(f"action=retry&{asked}" for asked in (*FILTERED, "effect=mail")),
-    "/orders": ("",),
-    "/orders/1": ("",),
+    "/bulk": ("",),
+    "/bulk/1": ("",),
     "/handlers": ("",),
     "/rejected": ("", "route=stripe&code=BAD_SIGNATURE&since=1d"),
     "/rejected/1": ("", "body=1"),

@@ -373,7 +373,7 @@ async def test_the_clock_of_the_ledger_decides_and_not_that_of_this_host(
 ) -> None:
     """Keys are forgotten by it: a host that is behind would fetch what was seen and forgotten,
     and one that is ahead leave a hole between its run and the next."""
-    for module in ("orders", "run"):
+    for module in ("runs", "run"):
         monkeypatch.setattr(
             f"gateway.operations.reconcile.{module}.datetime", _clock(ahead), raising=False
         )

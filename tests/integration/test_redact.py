@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 
 from gateway import Context, Event, Reject
 from gateway.api.http import routes
-from gateway.api.operation import OperationContext
 from gateway.api.operations import OPERATIONS
 from gateway.base.model import Envelope
 from gateway.base.secrets import Secret
@@ -23,6 +22,7 @@ from gateway.config.routes import Config
 from gateway.config.settings import Settings
 from gateway.ledger.connection import open_pool
 from gateway.ledger.make_claim import make_claim as make_real_claim
+from gateway.operations.context import OperationContext
 from gateway.privacy.redaction import FieldPath, RedactAt, Redaction
 from gateway.providers import PROVIDERS
 from gateway.receive.spool.file import encode

@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from gateway.api.operation import OperationContext
 from gateway.api.operations.rejected import (
     REJECTED,
     REJECTED_GROUPS,
@@ -36,6 +35,7 @@ from gateway.ledger.rejected import (
     keep_items,
     keep_rejected,
 )
+from gateway.operations.context import OperationContext
 from gateway.operations.retention import ErasureSubject, count_to_erase, erase
 from gateway.processes.serve import make_recorder
 from gateway.providers import PROVIDERS

@@ -58,10 +58,10 @@ LOOKING: Final = {
     *("list_workers", "list_alerts", "list_messages"),
     *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
     "count_items",
-    *("list_pauses", "list_orders", "find_order", "list_deliveries", "list_names"),
+    *("list_pauses", "list_bulk", "find_bulk", "list_deliveries", "list_names"),
     *("list_reconciliations", "last_reconciliations", "list_gaps", "count_reasons", "find_job"),
 }
-"""Of `status`, `dead`, `audit`, `orders`, `alerts` and their like."""
+"""Of `status`, `dead`, `audit`, `bulk`, `alerts` and their like."""
 TELLING: Final = statements_of("ledger/alerts") - {"note_test"}
 MEASURING: Final = statements_of("ledger/figures") | {
     *("list_pauses", "last_reconciliations"),

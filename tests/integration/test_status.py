@@ -284,17 +284,17 @@ async def test_a_failed_reconcile_is_told(settings: Settings, ledger: Reader) ->
     assert "github failed" in shown(status)
 
 
-async def test_an_order_that_nobody_goes_on_with_is_told(
-    settings: Settings, ledger: Reader
-) -> None:
+async def test_an_idle_bulk_operation_is_reported(settings: Settings, ledger: Reader) -> None:
     await ledger.run(
         "insert into gateway.bulk_orders"
         " (action, filter, actor, began_at, mark_at, total, moved, stepped_at)"
         " values ('replay', '{}', 'ann', now(), now(), 5000, 1200, now() - interval '1 h')"
     )
     status = await read_status(settings)
-    assert "(replay, by ann) came to 1,200 of 5,000 and then no further, 1h ago" in told(status)
-    assert f"`gateway replay --resume {status['orders'][0]['id']}`" in told(status)
+    assert "(replay, by ann) has no running process: it stopped at 1,200 of 5,000, 1h ago" in told(
+        status
+    )
+    assert f"`gateway bulk resume {status['bulk'][0]['bulk_id']}`" in told(status)
     assert "1,200 of 5,000" in shown(status)
 
 

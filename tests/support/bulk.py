@@ -1,4 +1,4 @@
-"""Dead letters by the thousand, and orders for all that match."""
+"""Dead letters by the thousand, and bulk operations on all that match."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -6,11 +6,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.config.registry import Registry, Subscription
-from gateway.ledger.bulk import Action, BulkOperation, EffectPolicy, NewBulkOperation, begin_order
+from gateway.ledger.bulk import (
+    Action,
+    BulkOperation,
+    EffectPolicy,
+    NewBulkOperation,
+    StepContext,
+    begin_bulk,
+)
 from gateway.ledger.connection import Connection, connect
 from gateway.ledger.encryption import OPEN
 from gateway.ledger.filter import Filter
-from gateway.ledger.steps import StepContext
 from gateway.operations.bulk import BulkRunner, count_matching
 from tests.support.ledger import Reader
 
@@ -72,7 +78,7 @@ async def blocked(ledger: Reader) -> bool:
 
 
 class Clerk:
-    """Orders as an operator would, on a connection of its own, and carries the orders out."""
+    """Runs bulk operations as an operator would, on a connection of its own."""
 
     def __init__(self, connection: Connection, subscriptions: Sequence[Subscription]) -> None:
         self.connection = connection
@@ -80,10 +86,10 @@ class Clerk:
         self.encryption = OPEN
         self._registry = Registry(subscriptions)
 
-    async def begin(self, action: Action = Action.REPLAY, **order: Any) -> BulkOperation:
-        rate, as_of = order.pop("rate", None), order.pop("as_of", datetime.now(UTC))
-        effects = order.pop("effects", EffectPolicy.KEEP)
-        filter = Filter(**order)
+    async def begin(self, action: Action = Action.REPLAY, **filters: Any) -> BulkOperation:
+        rate, as_of = filters.pop("rate", None), filters.pop("as_of", datetime.now(UTC))
+        effects = filters.pop("effects", EffectPolicy.KEEP)
+        filter = Filter(**filters)
         count = await count_matching(self.connection, action, filter, as_of, lambda: self._registry)
         new = NewBulkOperation(
             action=action,
@@ -95,22 +101,22 @@ class Clerk:
             total=count.total,
             effects=effects,
         )
-        return await begin_order(self.connection, new)
+        return await begin_bulk(self.connection, new)
 
-    def steps(self, order: BulkOperation) -> Any:
+    def steps(self, bulk: BulkOperation) -> Any:
         """How it stands after each step."""
         means = StepContext(registry=lambda: self._registry, encryption=lambda: self.encryption)
-        carrier = BulkRunner(session=self._session, wake=self._wake, means=means)
-        return carrier.carry_out(order.id, order.resumed)
+        runner = BulkRunner(session=self._session, wake=self._wake, means=means)
+        return runner.run(bulk)
 
-    async def carry_out(self, order: BulkOperation) -> BulkOperation:
+    async def run(self, bulk: BulkOperation) -> BulkOperation:
         """To its end."""
-        async for stepped in self.steps(order):
-            order = stepped
-        return order
+        async for stepped in self.steps(bulk):
+            bulk = stepped
+        return bulk
 
-    async def do(self, action: Action = Action.REPLAY, **order: Any) -> BulkOperation:
-        return await self.carry_out(await self.begin(action, **order))
+    async def do(self, action: Action = Action.REPLAY, **filters: Any) -> BulkOperation:
+        return await self.run(await self.begin(action, **filters))
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.api.operation import OperationContext
 from gateway.api.operation_client import LocalOperationClient
 from gateway.base.names import Names
 from gateway.config.project import Project
@@ -14,6 +13,7 @@ from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import connect
 from gateway.ledger.encryption import ClaimCodec, vault_of
 from gateway.ledger.names import load_names, settle_names
+from gateway.operations.context import OperationContext
 from gateway.privacy.encryption import KeyRing
 from tests.support.workers import make_config, make_settings
 

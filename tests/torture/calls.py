@@ -100,7 +100,7 @@ class Calls:
             (
                 "effects resolved",
                 f"{self.confirmed:,} confirmed, {self.retried:,} retried;"
-                f" done twice by that order: {self.done_twice:,}",
+                f" done twice by that request: {self.done_twice:,}",
             ),
         ]
 

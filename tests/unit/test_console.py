@@ -67,7 +67,7 @@ def test_a_token_gives_a_session_of_its_role() -> None:
         assert visitor is not None
         assert visitor.role is role
         assert visitor.name == "Ada[31m Lovelace"
-        assert visitor.may_order is (role is Role.ADMIN)
+        assert visitor.may_act is (role is Role.ADMIN)
         assert visitor.actor == "Ada[31m Lovelace (console)"
 
 
@@ -203,7 +203,7 @@ def test_the_addresses_that_are_remembered_are_bounded() -> None:
         ({}, False),
     ],
 )
-def test_an_order_is_taken_from_our_own_pages_only(headers: dict[str, str], expected: bool) -> None:
+def test_a_form_is_taken_from_our_own_pages_only(headers: dict[str, str], expected: bool) -> None:
     raw = [(n.encode(), v.encode()) for n, v in {"host": "gateway.example", **headers}.items()]
     scope = {"type": "http", "method": "POST", "path": "/", "headers": raw, "query_string": b""}
     assert is_own(Request(scope)) is expected

@@ -7,13 +7,13 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.api.operation import OperationContext
 from gateway.base.networks import make_networks
 from gateway.base.secrets import Secret
 from gateway.console.login import Login
 from gateway.console.request import safe_place
 from gateway.console.sessions import FREE_TRIES, Access
 from gateway.http.client_address import Addresses
+from gateway.operations.context import OperationContext
 
 TOKEN = "the-token-of-the-admin-in-this-suite"
 READER = "the-token-of-a-reader-in-this-suite"

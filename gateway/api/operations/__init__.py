@@ -6,12 +6,12 @@ from gateway.api.operation import Operation
 from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
 from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.bulk import (
-    BEGIN_ORDER,
+    BEGIN_BULK,
     DELIVER,
-    ORDERS,
-    RESUME_ORDER,
-    SHOW_ORDER,
-    STOP_ORDER,
+    LIST_BULK,
+    RESUME_BULK,
+    SHOW_BULK,
+    STOP_BULK,
 )
 from gateway.api.operations.dead import CAUSES, DEAD, GROUPS
 from gateway.api.operations.effects import (
@@ -52,13 +52,13 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     PAUSES,
     PAUSE,
     RESUME,
-    ORDERS,
-    BEGIN_ORDER,
+    LIST_BULK,
+    BEGIN_BULK,
     DELIVER,
     RESOLVE_ALL_EFFECTS,
-    SHOW_ORDER,
-    STOP_ORDER,
-    RESUME_ORDER,
+    SHOW_BULK,
+    STOP_BULK,
+    RESUME_BULK,
     PRUNE,
     ERASE,
     REKEY,

@@ -7,13 +7,14 @@ from uuid import uuid4
 
 from typing_extensions import TypedDict
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.base.errors import CommandFailed
 from gateway.config.routes import check_alerts
 from gateway.http.outbound import OutboundClient
 from gateway.ledger.alerts import AlertRow, list_alerts
 from gateway.ledger.connection import QUERIES
 from gateway.operations.alerts.message import make_test, names, post
+from gateway.operations.context import OperationContext
 
 
 class NoParams(Params):

@@ -4,9 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext
+from gateway.api.operation import Operation
 from gateway.api.parameters import Cursor, Page, PageParams
 from gateway.api.shapes import AuditRow
+from gateway.operations.context import OperationContext
 from gateway.operations.inspect import list_audit
 
 PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])

@@ -1,39 +1,33 @@
-"""Bulk operations: count, start, watch, stop and resume them."""
+"""Bulk operations: count, begin, watch, stop and resume them."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.operations.dead import DeadFilter, groups_of
 from gateway.api.parameters import INTEGER, Cursor, FilterParams, Page, PageParams, RowId, Text
-from gateway.api.shapes import BulkAnswer, BulkRow
+from gateway.api.shapes import BulkAnswer
 from gateway.base.times import Moment
-from gateway.config.registry import Registry
 from gateway.ledger.bulk import (
     Action,
     BulkOperation,
     EffectPolicy,
-    NewBulkOperation,
-    begin_order,
-    find_order,
-    list_orders,
+    find_bulk,
+    list_bulk,
     read_clock,
-    resume_order,
-    stop_order,
+    stop_bulk,
 )
 from gateway.ledger.filter import Filter
-from gateway.ledger.steps import Session, StepContext
-from gateway.operations.bulk import BulkRunner, count_matching, refuse_done
+from gateway.operations.bulk import begin, refuse_done, resume
+from gateway.operations.context import OperationContext
 from gateway.worker.sweeper import MISSED_ROUNDS
 
-OrderId = Annotated[RowId, Field(description="The id of an order.")]
+BulkId = Annotated[RowId, Field(description="The id of a bulk operation.")]
 PerSecond = Annotated[int, Field(strict=True, ge=1, le=100_000), INTEGER]
-Rate = Annotated[PerSecond | None, Field(description="So many a second.")]
+Rate = Annotated[PerSecond | None, Field(description="At most so many a second.")]
 Why = Annotated[Text | None, Field(description="Why, for the audit log.")]
-PLACE = Cursor("order_id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
+CURSOR = Cursor("bulk_id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 
 EffectsChoice = Annotated[
@@ -80,7 +74,7 @@ class DeliverParams(BulkOptionsParams, FilterParams):
 class BulkIdParams(Params):
     """The bulk operation."""
 
-    order_id: OrderId
+    bulk_id: BulkId
 
 
 class StopBulkParams(BulkIdParams):
@@ -95,155 +89,84 @@ class ResumeBulkParams(StopBulkParams):
     rate: Rate = None
 
 
-async def _begin(office: OperationContext, params: BeginBulkParams) -> BulkAnswer:
-    effects = EffectPolicy(params.effects)
-    return await begin(office, Action(params.action), params.filter, params, effects)
-
-
-async def _deliver(office: OperationContext, params: DeliverParams) -> BulkAnswer:
-    as_of = await read_clock(office.ledger, params.as_of)
-    if not params.as_new:
-        await refuse_done(
-            office.ledger,
-            params.filter,
-            as_of,
-            office.project.registry,
-            lately=office.settings.sweep * MISSED_ROUNDS,
-            names=office.names,
-        )
-    return await begin(
-        office, Action.DELIVER, params.filter, params.model_copy(update={"as_of": as_of})
-    )
-
-
-async def begin(
-    office: OperationContext,
+async def begin_all(
+    context: OperationContext,
     action: Action,
     filter: Filter,
     params: BulkOptionsParams,
     effects: EffectPolicy = EffectPolicy.KEEP,
 ) -> BulkAnswer:
-    """Count the matching rows, and start a bulk operation on them unless it is a dry run."""
-    as_of = await read_clock(office.ledger, params.as_of)
-    count = await count_matching(office.ledger, action, filter, as_of, _registry(office))
-    order = None
-    if count.total and not params.dry_run:
-        new = NewBulkOperation(
-            action=action,
-            filter=filter,
-            actor=office.actor,
-            reason=params.reason,
-            rate=params.rate,
-            as_of=as_of,
-            total=count.total,
-            effects=effects,
+    """Begin a bulk operation with the options that all of them have."""
+    begun = await begin(
+        context,
+        action,
+        filter,
+        as_of=params.as_of,
+        rate=params.rate,
+        reason=params.reason,
+        dry_run=params.dry_run,
+        effects=effects,
+    )
+    return {
+        **groups_of(begun.count, begun.as_of),
+        "bulk": begun.bulk,
+        "effects_kept": begun.count.effects.kept,
+        "effects_unknown": begun.count.effects.unknown,
+    }
+
+
+async def _begin(context: OperationContext, params: BeginBulkParams) -> BulkAnswer:
+    effects = EffectPolicy(params.effects)
+    return await begin_all(context, Action(params.action), params.filter, params, effects)
+
+
+async def _deliver(context: OperationContext, params: DeliverParams) -> BulkAnswer:
+    as_of = await read_clock(context.ledger, params.as_of)
+    if not params.as_new:
+        await refuse_done(
+            context.ledger,
+            params.filter,
+            as_of,
+            context.project.registry,
+            lately=context.settings.sweep * MISSED_ROUNDS,
+            names=context.names,
         )
-        order = await begin_order(office.ledger, new)
-        _go_on(office, order)
-    return {
-        **groups_of(count, as_of),
-        "order": None if order is None else row_of(order),
-        "effects_kept": count.effects.kept,
-        "effects_unknown": count.effects.unknown,
-    }
+    timed = params.model_copy(update={"as_of": as_of})
+    return await begin_all(context, Action.DELIVER, params.filter, timed)
 
 
-async def _orders(office: OperationContext, params: PageParams) -> Page[BulkRow]:
-    [after] = PLACE.read(params.after)
-    orders = await list_orders(office.ledger, after, params.limit + 1)
-    return PLACE.page([row_of(order) for order in orders], params.limit)
+async def _list(context: OperationContext, params: PageParams) -> Page[BulkOperation]:
+    [after] = CURSOR.read(params.after)
+    return CURSOR.page(await list_bulk(context.ledger, after, params.limit + 1), params.limit)
 
 
-async def _show(office: OperationContext, params: BulkIdParams) -> BulkRow:
-    return row_of(await find_order(office.ledger, params.order_id))
+async def _show(context: OperationContext, params: BulkIdParams) -> BulkOperation:
+    return await find_bulk(context.ledger, params.bulk_id)
 
 
-async def _stop(office: OperationContext, params: StopBulkParams) -> BulkRow:
-    stopped = await stop_order(
-        office.ledger, params.order_id, actor=office.actor, reason=params.reason
+async def _stop(context: OperationContext, params: StopBulkParams) -> BulkOperation:
+    return await stop_bulk(
+        context.ledger, params.bulk_id, actor=context.actor, reason=params.reason
     )
-    return row_of(stopped)
 
 
-async def _resume(office: OperationContext, params: ResumeBulkParams) -> BulkRow:
-    found = await find_order(office.ledger, params.order_id)
-    if found.action is Action.DELIVER:
-        _ = office.project  # load the project, so that an invalid one is reported now
-    order = await resume_order(
-        office.ledger, params.order_id, actor=office.actor, reason=params.reason, rate=params.rate
-    )
-    _go_on(office, order)
-    return row_of(order)
+async def _resume(context: OperationContext, params: ResumeBulkParams) -> BulkOperation:
+    return await resume(context, params.bulk_id, reason=params.reason, rate=params.rate)
 
 
-def _go_on(office: OperationContext, order: BulkOperation) -> None:
-    """Run the operation in the background of a `serve`. A command runs it with `carry_out`."""
-    if office.background is not None:
-        work = _carrier(office).keep_at(order.id, order.resumed)
-        office.background.start(work, name=f"order {order.id}")
-
-
-async def carry_out(office: OperationContext, order: BulkRow) -> AsyncGenerator[BulkRow, None]:
-    """Run the operation in this process, and yield its state after each step."""
-    steps = _carrier(office).carry_out(order["order_id"], order["resumed"])
-    async with aclosing(steps) as orders:
-        async for stepped in orders:
-            yield row_of(stepped)
-
-
-def _carrier(office: OperationContext) -> BulkRunner:
-    @asynccontextmanager
-    async def session() -> AsyncIterator[Session]:
-        turn = nullcontext() if office.background is None else office.background.turn
-        async with turn, office.session() as connection:
-            yield connection
-
-    means = StepContext(registry=_registry(office), encryption=lambda: office.encryption)
-    return BulkRunner(session=session, wake=office.wake, means=means)
-
-
-def _registry(office: OperationContext) -> Callable[[], Registry]:
-    """Return a function that loads the registry. To replay dead letters no project is needed."""
-    return lambda: office.project.registry
-
-
-def row_of(order: BulkOperation) -> BulkRow:
-    """Convert a bulk operation to the result of an operation."""
-    return {
-        "order_id": order.id,
-        "action": order.action.value,
-        "filter": order.filter.given,
-        "status": order.status.value,
-        "is_idle": order.is_idle,
-        "total": order.total,
-        "moved": order.moved,
-        "skipped": order.skipped,
-        "rate": order.rate,
-        "effects": order.effects.value,
-        "effects_kept": order.effects_kept,
-        "effects_unknown": order.effects_unknown,
-        "actor": order.actor,
-        "reason": order.reason,
-        "began_at": order.began_at,
-        "stepped_at": order.stepped_at,
-        "finished_at": order.finished_at,
-        "resumed": order.resumed,
-    }
-
-
-ORDERS = Operation(
-    name="orders",
+LIST_BULK = Operation(
+    name="bulk",
     method="GET",
-    path="/orders",
-    summary="Orders for everything that matches a filter, newest first, and how far each has come.",
+    path="/bulk",
+    summary="Bulk operations, newest first, with their progress.",
     params=PageParams,
-    result=Page[BulkRow],
-    run=_orders,
+    result=Page[BulkOperation],
+    run=_list,
 )
-BEGIN_ORDER = Operation(
-    name="begin_order",
+BEGIN_BULK = Operation(
+    name="begin_bulk",
     method="POST",
-    path="/orders",
+    path="/bulk",
     summary="Replay or discard all dead letters that match, or only count them (dry_run).",
     params=BeginBulkParams,
     result=BulkAnswer,
@@ -252,36 +175,36 @@ BEGIN_ORDER = Operation(
 DELIVER = Operation(
     name="deliver",
     method="POST",
-    path="/orders/deliver",
+    path="/bulk/deliver",
     summary="Deliver events to a handler that had no delivery of them, or only count (dry_run).",
     params=DeliverParams,
     result=BulkAnswer,
     run=_deliver,
 )
-SHOW_ORDER = Operation(
-    name="show_order",
+SHOW_BULK = Operation(
+    name="show_bulk",
     method="GET",
-    path="/orders/{order_id}",
-    summary="How far an order has come.",
+    path="/bulk/{bulk_id}",
+    summary="One bulk operation with its progress.",
     params=BulkIdParams,
-    result=BulkRow,
+    result=BulkOperation,
     run=_show,
 )
-STOP_ORDER = Operation(
-    name="stop_order",
+STOP_BULK = Operation(
+    name="stop_bulk",
     method="POST",
-    path="/orders/{order_id}/stop",
-    summary="Stop an order after its current step; what it did stays done.",
+    path="/bulk/{bulk_id}/stop",
+    summary="Stop a bulk operation after its current step; completed steps are not undone.",
     params=StopBulkParams,
-    result=BulkRow,
+    result=BulkOperation,
     run=_stop,
 )
-RESUME_ORDER = Operation(
-    name="resume_order",
+RESUME_BULK = Operation(
+    name="resume_bulk",
     method="POST",
-    path="/orders/{order_id}/resume",
-    summary="Go on with an order that was stopped, or whose process is gone.",
+    path="/bulk/{bulk_id}/resume",
+    summary="Resume a bulk operation that was stopped, or whose process is gone.",
     params=ResumeBulkParams,
-    result=BulkRow,
+    result=BulkOperation,
     run=_resume,
 )

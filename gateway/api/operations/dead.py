@@ -5,13 +5,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.parameters import LONGEST_PAGE, Cursor, FilterParams, Page, PageParams, RowId, Text
 from gateway.api.shapes import Causes, DeadRow, Groups
 from gateway.base.times import UtcTime
 from gateway.ledger.bulk import read_clock
 from gateway.ledger.causes import count_causes
 from gateway.operations.bulk import Count, count_dead
+from gateway.operations.context import OperationContext
 from gateway.operations.inspect import list_dead
 
 PLACE = Cursor(

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
-from gateway.api.operations.bulk import BulkOptionsParams, begin
+from gateway.api.operation import Operation, Params
+from gateway.api.operations.bulk import BulkOptionsParams, begin_all
 from gateway.api.operations.dead import groups_of
 from gateway.api.operations.events import DeliveryId
 from gateway.api.parameters import LONGEST_PAGE, Cursor, FilterParams, Page, PageParams, Text
@@ -14,6 +14,7 @@ from gateway.base.times import UtcTime
 from gateway.ledger.bulk import Action, read_clock
 from gateway.ledger.effects import confirm_effects, retry_effects
 from gateway.operations.bulk import count_unknown_effects
+from gateway.operations.context import OperationContext
 from gateway.operations.inspect import list_unknown_effects
 
 PLACE = Cursor(
@@ -94,7 +95,7 @@ async def _confirm(office: OperationContext, params: ResolveParams) -> ResolvedE
 
 
 async def _resolve_all(office: OperationContext, params: ResolveAllParams) -> BulkAnswer:
-    return await begin(office, Action(f"{params.action}_effects"), params.filter, params)
+    return await begin_all(office, Action(f"{params.action}_effects"), params.filter, params)
 
 
 EFFECTS = Operation(
@@ -136,7 +137,7 @@ CONFIRM_EFFECTS = Operation(
 RESOLVE_ALL_EFFECTS = Operation(
     name="resolve_effects",
     method="POST",
-    path="/orders/effects",
+    path="/bulk/effects",
     summary="Retry or confirm all effects of unknown outcome that match, or only count (dry_run).",
     params=ResolveAllParams,
     result=BulkAnswer,

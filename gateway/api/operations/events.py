@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.parameters import Cursor, FilterParams, Id, Page, PageParams, RowId, Text
 from gateway.api.shapes import EventDetail, EventRow, ReplayedAnswer
 from gateway.base.errors import NotFound
@@ -15,6 +15,7 @@ from gateway.base.failpoints import reached
 from gateway.base.model import Status
 from gateway.base.times import UtcTime
 from gateway.ledger.deliveries import count_effects, discard, replay
+from gateway.operations.context import OperationContext
 from gateway.operations.encryption import hide, reveal
 from gateway.operations.inspect import Row, find, list_events
 

@@ -2,7 +2,8 @@
 
 import os
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
+from gateway.operations.context import OperationContext
 from gateway.operations.doctor.examine import examine
 from gateway.operations.doctor.finding import Finding, Installation
 from gateway.operations.status.look import look

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.parameters import Text
 from gateway.api.shapes import PausedAnswer, PauseRow, ResumedAnswer
 from gateway.base.errors import ConfigInvalid
 from gateway.ledger.pauses import Handler, Pause, list_pauses
+from gateway.operations.context import OperationContext
 from gateway.operations.pause import pause, resume
 
 RouteOf = Annotated[Text, Field(description="The route.")]

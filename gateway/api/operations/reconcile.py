@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.parameters import Cursor, Page, PageParams, RowId, Text
 from gateway.base.errors import CommandFailed
 from gateway.base.times import Moment
@@ -17,6 +17,7 @@ from gateway.ledger.reconciliations import (
     list_gaps,
     list_reconciliations,
 )
+from gateway.operations.context import OperationContext
 from gateway.operations.reconcile.runs import ReconcileContext, begin, carry_out, resume, tell
 
 Id = Annotated[RowId, Field(description="The id of a reconciliation.")]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.parameters import LONGEST_PAGE, Cursor, Page, PageParams, RowId, Text
 from gateway.api.shapes import RejectedDetail, RejectedGroup, RejectedRow, ReleasedRow
 from gateway.base.errors import CommandFailed, NotFound
@@ -20,6 +20,7 @@ from gateway.ledger.rejected import (
     list_rejected,
     next_rejected,
 )
+from gateway.operations.context import OperationContext
 from gateway.operations.release import Released, Releaser, check_route, claiming
 
 AT_ONCE = 50

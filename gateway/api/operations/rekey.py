@@ -5,13 +5,14 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.parameters import INTEGER, Cursor, Text
 from gateway.api.shapes import RekeyedAnswer
 from gateway.base.errors import NotFound
 from gateway.ledger.connection import QUERIES
 from gateway.ledger.encryption import EncryptionKeys
 from gateway.ledger.rekeying import count_keys
+from gateway.operations.context import OperationContext
 from gateway.operations.encryption import RekeyCursor, key_states, rekey
 from gateway.receive.spool.spool import SPOOL_DIRECTORY, look_at
 

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.api.operation import Operation, OperationContext, Params
+from gateway.api.operation import Operation, Params
 from gateway.api.parameters import Cursor, Id, Text
 from gateway.api.shapes import ErasedAnswer, PrunedAnswer
 from gateway.base.errors import CommandFailed
 from gateway.base.times import UtcTime
 from gateway.ledger.retention import PruneCursor
+from gateway.operations.context import OperationContext
 from gateway.operations.retention import (
     ErasureSubject,
     count_to_erase,

@@ -5,8 +5,8 @@ from typing import Final
 
 from starlette.responses import Response
 
-from gateway.console.pages.bulk import resume_order, show_order, show_orders, stop_order
-from gateway.console.pages.dead import order_all, order_ticked, show_all, show_dead
+from gateway.console.pages.bulk import list_bulk, resume_bulk, show_bulk, stop_bulk
+from gateway.console.pages.dead import act_on_all, act_on_ticked, show_all, show_dead
 from gateway.console.pages.effects import (
     resolve_all_effects,
     resolve_effect,
@@ -45,8 +45,8 @@ PAGES: Final[Mapping[str, Page]] = {
     "/dead/all": show_all,
     "/effects": show_effects,
     "/effects/all": show_all_effects,
-    "/orders": show_orders,
-    "/orders/{order_id}": show_order,
+    "/bulk": list_bulk,
+    "/bulk/{bulk_id}": show_bulk,
     "/handlers": show_handlers,
     "/rejected": show_rejected,
     "/rejected/{id}": show_one_rejected,
@@ -56,7 +56,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "/system": show_system,
     "/system/doctor": show_doctor,
 }
-ORDERS: Final[Mapping[str, Page]] = {
+ACTIONS: Final[Mapping[str, Page]] = {
     "/event/reveal": reveal_event,
     "/routes/{route}/test": send_test,
     "/deliveries/{delivery_id}/replay": replay_delivery,
@@ -64,10 +64,10 @@ ORDERS: Final[Mapping[str, Page]] = {
     "/deliveries/{delivery_id}/effects": resolve_effect,
     "/effects/ticked": resolve_ticked_effects,
     "/effects/all": resolve_all_effects,
-    "/dead/ticked": order_ticked,
-    "/dead/all": order_all,
-    "/orders/{order_id}/stop": stop_order,
-    "/orders/{order_id}/resume": resume_order,
+    "/dead/ticked": act_on_ticked,
+    "/dead/all": act_on_all,
+    "/bulk/{bulk_id}/stop": stop_bulk,
+    "/bulk/{bulk_id}/resume": resume_bulk,
     "/handlers/pause": pause_handler,
     "/handlers/resume": resume_handler,
     "/reconcile": run_reconcile,

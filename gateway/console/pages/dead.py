@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from gateway.api.operations.bulk import BEGIN_ORDER
+from gateway.api.operations.bulk import BEGIN_BULK
 from gateway.api.operations.dead import CAUSES, DEAD, DeadFilter
 from gateway.api.operations.events import DISCARD, REPLAY
 from gateway.base.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
@@ -80,7 +80,7 @@ async def show_all(visit: ConsoleRequest) -> Response:
         filters=chosen.given,
         count=count,
         looked_at=LOOKED_AT,
-        order=urlencode(
+        confirmed=urlencode(
             {**chosen.given, "action": action, "as_of": as_of.isoformat(), "from": visit.here}
         ),
     )
@@ -100,7 +100,7 @@ async def _count(visit: ConsoleRequest, chosen: Filter, as_of: datetime) -> Coun
     return Count(total=died["total"], groups=died["causes"])
 
 
-async def order_all(visit: ConsoleRequest) -> Response:
+async def act_on_all(visit: ConsoleRequest) -> Response:
     """Start the bulk operation.
 
     It continues after the response, and its page shows the progress.
@@ -109,12 +109,12 @@ async def order_all(visit: ConsoleRequest) -> Response:
     chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
     rate = read_rate(form.get("rate", "").strip())
     effects = form.get("effects", "keep")
-    ordered = await visit.ask(
-        BEGIN_ORDER, **chosen, effects=effects, reason=form.get("reason"), rate=rate
+    begun = await visit.ask(
+        BEGIN_BULK, **chosen, effects=effects, reason=form.get("reason"), rate=rate
     )
-    if ordered["order"] is None:
+    if begun["bulk"] is None:
         return back_to(f"{PREFIX}/dead", "Nothing matches any more.")
-    return back_to(f"{PREFIX}/orders/{ordered['order']['order_id']}")
+    return back_to(f"{PREFIX}/bulk/{begun['bulk']['bulk_id']}")
 
 
 def read_rate(text: str) -> int | None:
@@ -124,7 +124,7 @@ def read_rate(text: str) -> int | None:
     return int(text) if text else None
 
 
-async def order_ticked(visit: ConsoleRequest) -> Response:
+async def act_on_ticked(visit: ConsoleRequest) -> Response:
     """Apply an action to the selected rows one by one, and report the rejected ones."""
     fields = await visit.form()
     form = dict(fields)

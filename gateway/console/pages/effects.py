@@ -57,7 +57,7 @@ async def show_all_effects(visit: ConsoleRequest) -> Response:
         action=action,
         filters=chosen.given,
         count=count,
-        order=urlencode({**chosen.given, "action": action, "as_of": as_of, "from": visit.here}),
+        confirmed=urlencode({**chosen.given, "action": action, "as_of": as_of, "from": visit.here}),
     )
 
 
@@ -69,10 +69,10 @@ async def resolve_all_effects(visit: ConsoleRequest) -> Response:
     form, query = dict(await visit.form()), visit.query
     chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
     rate = read_rate(form.get("rate", "").strip())
-    ordered = await visit.ask(RESOLVE_ALL_EFFECTS, **chosen, reason=form.get("reason"), rate=rate)
-    if ordered["order"] is None:
+    begun = await visit.ask(RESOLVE_ALL_EFFECTS, **chosen, reason=form.get("reason"), rate=rate)
+    if begun["bulk"] is None:
         return back_to(f"{PREFIX}/effects", "Nothing matches any more.")
-    return back_to(f"{PREFIX}/orders/{ordered['order']['order_id']}")
+    return back_to(f"{PREFIX}/bulk/{begun['bulk']['bulk_id']}")
 
 
 async def resolve_ticked_effects(visit: ConsoleRequest) -> Response:

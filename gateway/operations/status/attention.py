@@ -311,15 +311,14 @@ def _keys(status: StatusReport) -> Iterator[Found]:
             )
 
 
-def _orders(status: StatusReport) -> Iterator[Found]:
-    for order in status["orders"]:
-        if order["is_idle"]:
-            command = COMMANDS.get(order["action"], "replay")
+def _bulk(status: StatusReport) -> Iterator[Found]:
+    for bulk in status["bulk"]:
+        if bulk["is_idle"]:
             yield _warning(
-                f"order {order['id']} ({order['action']}, by {order['actor']}) came to"
-                f" {order['moved']:,} of {order['total']:,} and then no further,"
-                f" {_age(status['at'], order['stepped_at'])} ago",
-                f"go on with it: `gateway {command} --resume {order['id']}`",
+                f"bulk operation {bulk['bulk_id']} ({bulk['action']}, by {bulk['actor']}) has no"
+                f" running process: it stopped at {bulk['moved']:,} of {bulk['total']:,},"
+                f" {_age(status['at'], bulk['stepped_at'])} ago",
+                f"resume it: `gateway bulk resume {bulk['bulk_id']}`",
             )
 
 
@@ -352,7 +351,7 @@ OF_THE_WORK: Final[tuple[Look, ...]] = (
     _pauses,
     _unheard,
     _reconciles,
-    _orders,
+    _bulk,
     _keys,
     _shed,
     _rejected,
@@ -375,7 +374,7 @@ SEEN: Final[Mapping[Look, str]] = {
     _suspects: "handlers",
     _pauses: "handlers",
     _reconciles: "reconcile",
-    _orders: "orders",
+    _bulk: "bulk",
     _shed: "routes",
     _rejected: "rejected",
     _rejected_items: "rejected",
@@ -404,12 +403,6 @@ MORE_CAPACITY: Final = (
     "find out why requests take long (`gateway status`), run one more `gateway serve`, or raise"
     " GATEWAY_MAX_IN_FLIGHT and GATEWAY_MAX_BUFFERED"
 )
-COMMANDS: Final = {
-    "discard": "discard",
-    "retry_effects": "effects retry",
-    "confirm_effects": "effects confirm",
-}
-"""The command that resumes a bulk operation, if it is not `replay`."""
 SEE_REJECTED: Final = "see `gateway rejected`"
 OURS: Final = frozenset(
     {

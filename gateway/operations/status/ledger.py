@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.base.errors import Overloaded
 from gateway.config.routes import Route
 from gateway.config.settings import Settings
-from gateway.ledger.bulk import BulkStatus, list_orders
+from gateway.ledger.bulk import BulkOperation, BulkStatus, list_bulk
 from gateway.ledger.connection import QUERIES, Connection, Pooled
 from gateway.ledger.figures import MOST_COUNTED, Unsettled, count_unknown_effects, read_unsettled
 from gateway.ledger.migrate import applied_version
@@ -18,7 +18,6 @@ from gateway.ledger.statistics import REQUESTS
 from gateway.operations.status.engines import list_secrets
 from gateway.operations.status.figures import HOUR, StatusFigures, refused_as
 from gateway.operations.status.report import (
-    BulkState,
     HandlerState,
     PostgresState,
     ReconcileState,
@@ -30,7 +29,7 @@ from gateway.operations.status.report import (
 )
 from gateway.worker.sweeper import MISSED_ROUNDS
 
-NEWEST_ORDERS: Final = 50
+NEWEST_BULK: Final = 50
 MOST_CAUSES: Final = 50
 
 Session = Connection | Pooled
@@ -86,21 +85,10 @@ async def read_rejected(
     ]
 
 
-async def read_orders(session: Session) -> list[BulkState]:
+async def read_bulk(session: Session) -> list[BulkOperation]:
     """Return the running ones among the newest bulk operations."""
-    return [
-        BulkState(
-            id=order.id,
-            action=order.action,
-            actor=order.actor,
-            total=order.total,
-            moved=order.moved,
-            stepped_at=order.stepped_at,
-            is_idle=order.is_idle,
-        )
-        for order in await list_orders(session, None, NEWEST_ORDERS)
-        if order.status is BulkStatus.RUNNING
-    ]
+    newest = await list_bulk(session, None, NEWEST_BULK)
+    return [bulk for bulk in newest if bulk["status"] is BulkStatus.RUNNING]
 
 
 async def read_reloads(session: Session) -> list[ReloadState]:

@@ -26,8 +26,8 @@ from gateway.operations.status.figures import StatusFigures, read_figures
 from gateway.operations.status.ledger import (
     Session,
     list_routes,
+    read_bulk,
     read_handlers,
-    read_orders,
     read_postgres,
     read_reconciles,
     read_rejected,
@@ -90,7 +90,7 @@ async def _read_ledger(
         "reconciles": await read_reconciles(session),
         "reloads": await read_reloads(session),
         "rejected": await read_rejected(session, now, figures),
-        "orders": await read_orders(session),
+        "bulk": await read_bulk(session),
         "uses": await count_keys(session),
     }
 
@@ -113,7 +113,7 @@ async def _without_ledger(settings: Settings, routes: Iterable[Route], error: st
             "reconciles": [],
             "reloads": [],
             "rejected": [],
-            "orders": [],
+            "bulk": [],
             "keys": key_states((), _ring(settings), spool["keys"]),
         }
     )

@@ -6,6 +6,7 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from gateway.ledger.alerts import AlertRow
+from gateway.ledger.bulk import BulkOperation
 from gateway.operations.encryption import KeyState
 
 
@@ -187,19 +188,6 @@ class ReloadState(TypedDict):
     error: str | None
 
 
-class BulkState(TypedDict):
-    """A bulk operation that is not finished."""
-
-    id: int
-    action: str
-    actor: str
-    total: int
-    moved: int
-    stepped_at: datetime
-    is_idle: bool
-    """Whether it seems to have no running worker."""
-
-
 class RejectedState(TypedDict):
     """Requests of a route that were rejected for the same cause in the last hour."""
 
@@ -239,6 +227,6 @@ class StatusReport(TypedDict):
     reconciles: list[ReconcileState]
     reloads: list[ReloadState]
     rejected: list[RejectedState]
-    orders: list[BulkState]
+    bulk: list[BulkOperation]
     keys: list[KeyState]
     """The encryption keys, with the number of rows under each."""

@@ -8,11 +8,12 @@ import httpx
 from starlette.applications import Starlette
 
 from gateway.api.http import routes
-from gateway.api.operation import PREFIX, BackgroundTasks, OperationContext
+from gateway.api.operation import PREFIX
 from gateway.api.operations import OPERATIONS
 from gateway.base.secrets import Secret
 from gateway.config.settings import Settings
 from gateway.ledger.connection import Pool, open_pool
+from gateway.operations.context import BackgroundTasks, OperationContext
 from tests.fuzz.storage import watched
 from tests.fuzz.target import Check, Finding, Stage, Target, join, parts
 from tests.support.guarding import a_guard
@@ -104,7 +105,7 @@ def _seeds() -> list[bytes]:
     for operation, path in zip(OPERATIONS, paths, strict=True):
         method = b"\1" if operation.in_body else b"\0"
         seeds += [method + join(path, b"", b"{}"), method + join(path, b"limit=0", b'{"a":1}')]
-    listings = (b"/events", b"/dead", b"/audit", b"/orders")
+    listings = (b"/events", b"/dead", b"/audit", b"/bulk")
     seeds += [b"\0" + join(p, b"after=" + a, b"") for p in listings for a in after]
     seeds += [b"\0" + join(p, q, b"") for p in listings for q in queries]
     seeds += [b"\0" + join(b"/events/" + i, b"", b"") for i in (b"a", b"%00", b"%2F..%2F", b"%ff")]
