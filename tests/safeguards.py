@@ -452,6 +452,21 @@ SAFEGUARDS: Final = (
         "test_a_bulk_operation_that_was_resumed_elsewhere_runs_there_only",
     ),
     Safeguard(
+        "a step of a long operation is repeated after lock contention",
+        "gateway/ledger/walk.py",
+        "        with suppress(*contended):\n",
+        "        if cursor is not None:\n",
+        "tests/unit/test_walk.py::test_a_step_that_meets_lock_contention_is_repeated",
+    ),
+    Safeguard(
+        "a piece of a long operation ends in time",
+        "gateway/ledger/walk.py",
+        "            if time.monotonic() > ends_s:\n",
+        "            if False:\n",
+        "tests/unit/test_walk.py::"
+        "test_a_piece_ends_at_its_time_limit_and_the_next_one_begins_there",
+    ),
+    Safeguard(
         "what a step of a bulk operation moves and its cursor are one transaction",
         "gateway/ledger/bulk.py",
         "    async with connection.transaction():\n",
@@ -2201,7 +2216,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what is erased is in no cause",
-        "gateway/operations/retention.py",
+        "gateway/operations/stored_data.py",
         "    await forget_causes(ledger)\n",
         "",
         "tests/integration/test_causes.py::test_what_is_erased_is_in_no_cause_either",

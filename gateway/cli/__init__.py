@@ -21,7 +21,6 @@ from gateway.cli import (
     reconcile,
     rehearse,
     rejected,
-    rekey,
     send,
     setup,
     show,
@@ -52,7 +51,7 @@ app = typer.Typer(
 )
 for group in (
     start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    effects, alerts, bulk, pause, stored_data, rekey, reconcile, rejected, version,
+    effects, alerts, bulk, pause, stored_data, reconcile, rejected, version,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

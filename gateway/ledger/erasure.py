@@ -2,31 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 import asyncpg
 
 from gateway.base.failpoints import reached
 from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled
 from gateway.ledger.ordering import OrderingKey, advance
-
-
-async def forget_all(connection: Executor, query: str, age: timedelta, batch: int) -> int:
-    """Delete rows older than `age` and return their number. Each batch is a commit of its own."""
-    total, step = 0, batch
-    while step == batch:
-        deleted = await connection.execute(QUERIES[query], age, batch)
-        step = int(deleted.rpartition(" ")[2])
-        total += step
-    return total
-
+from gateway.ledger.walk import Counts, EventCursor
 
 Key = tuple[str, str]
 """Route and event id."""
-
-Mark = tuple[datetime, str, str]
-START: Final[Mark] = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +24,7 @@ class ErasureRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Erased:
+class Erased(Counts):
     """The counts of an erasure, done or planned."""
 
     events: int = 0
@@ -53,16 +39,6 @@ class Erased:
     rejected: int = 0
     """Rejected requests that name the subject."""
 
-    def __add__(self, later: "Erased") -> "Erased":
-        return Erased(
-            events=self.events + later.events,
-            pending=self.pending + later.pending,
-            dead=self.dead + later.dead,
-            running=self.running + later.running,
-            due=self.due + later.due,
-            rejected=self.rejected + later.rejected,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
@@ -74,12 +50,12 @@ class Erasure:
 
 
 async def find_subject(
-    ledger: Executor, account: str, route: str | None, after: Mark, limit: int
-) -> tuple[list[Key], Mark]:
+    ledger: Executor, account: str, route: str | None, cursor: EventCursor, limit: int
+) -> tuple[list[Key], EventCursor]:
     """Return the next events of an account, and the cursor after them."""
-    rows = await ledger.fetch(QUERIES["find_subject"], account, *after, route, limit)
+    rows = await ledger.fetch(QUERIES["find_subject"], account, *cursor, route, limit)
     if not rows:
-        return [], after
+        return [], cursor
     last = rows[-1]
     keys = [(row["route"], row["event_id"]) for row in rows]
     return keys, (last["received_at"], last["route"], last["event_id"])
@@ -98,7 +74,7 @@ async def count_subject(ledger: Executor, keys: Sequence[Key]) -> Erased:
 
 
 async def erase_events(
-    ledger: Connection | Pooled, keys: Sequence[Key], order: ErasureRequest
+    ledger: Connection | Pooled, keys: Sequence[Key], request: ErasureRequest
 ) -> tuple[Erased, list[Key]]:
     """Erase these events in one transaction, except those with a running delivery.
 
@@ -113,8 +89,8 @@ async def erase_events(
             QUERIES["erase_events"],
             *_columns(held),
             [row["id"] for row in rows],
-            order.actor,
-            order.reason,
+            request.actor,
+            request.reason,
         )
         reached("erase.taken")
     reached("erase.committed")

@@ -14,7 +14,7 @@ import orjson
 
 from gateway.base.errors import CommandFailed, NotFound
 from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled
-from gateway.ledger.erasure import forget_all
+from gateway.ledger.walk import delete_all
 
 MOST_REASONS: Final = 20
 MOST_SHOWN: Final = 100
@@ -145,7 +145,7 @@ async def list_gaps(connection: Executor, run_id: int) -> list[Row]:
 
 async def forget_gaps(connection: Executor, age: timedelta) -> None:
     """Delete gaps that were closed long ago."""
-    await forget_all(connection, "forget_gaps", age, BATCH)
+    await delete_all(connection, "forget_gaps", age, BATCH)
 
 
 SCHEDULE: Final = "schedule"

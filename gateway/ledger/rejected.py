@@ -9,7 +9,7 @@ import orjson
 
 from gateway.base.errors import Duplicate
 from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled
-from gateway.ledger.erasure import forget_all
+from gateway.ledger.walk import delete_all
 
 MOST_PER_BODY: Final = 100
 """A limit, because a captured body can be sent under any number of made-up ids."""
@@ -33,7 +33,7 @@ async def note_refusals(connection: Executor, refused: Sequence[Refusal]) -> Non
 
 async def forget_refusals(connection: Executor, age: timedelta) -> None:
     """Delete refusals older than any deduplication key."""
-    await forget_all(connection, "forget_refusals", age, BATCH)
+    await delete_all(connection, "forget_refusals", age, BATCH)
 
 
 LOCK: Final = 0x72696E67
@@ -254,7 +254,7 @@ async def mark_repeated(connection: Connection | Pooled, id: int, detail: str) -
 
 async def forget_rejected(connection: Executor, age: timedelta) -> int:
     """Delete rejected requests older than `age`, and return their number."""
-    return await forget_all(connection, "forget_rejected", age, BATCH)
+    return await delete_all(connection, "forget_rejected", age, BATCH)
 
 
 async def count_rejected_of(connection: Executor, subject: str, route: str | None) -> int:

@@ -24,6 +24,7 @@ from gateway.ledger.encryption import (
 )
 from gateway.ledger.filter import CONCEALED, outline_of
 from gateway.ledger.ordering import OrderingKey, advance
+from gateway.ledger.walk import Counts
 from gateway.privacy.encryption import DIGEST_PREFIX, KeyRing
 
 BATCH: Final = 200
@@ -50,15 +51,28 @@ class KeyUse:
     rejected: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resealed:
-    """The result of a batch."""
+PAST: Final = "past"
+"""The kind of rows stored in plain text before their route was encrypted, walked by route."""
 
-    count: int = 0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rekeyed(Counts):
+    """The counts of a step."""
+
+    events: int = 0
+    attempts: int = 0
+    effects: int = 0
+    rejected: int = 0
+    past: int = 0
+    """Events that were stored in plain text, counted with everything that belongs to them."""
+    busy: int = 0
+    """Events in flight, which were skipped."""
     broken: tuple[str, ...] = ()
     """The rows that could not be decrypted, and were left unchanged."""
-    mark: Marked | None = None
-    """The cursor, behind which there may be more rows. None at the end."""
+
+    @property
+    def total(self) -> int:
+        return self.events + self.attempts + self.effects + self.rejected + self.past
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,23 +158,24 @@ async def count_keys(ledger: Executor) -> list[KeyUse]:
 async def reseal(
     ledger: Connection | Pooled,
     ring: KeyRing,
-    kind: RekeyKind,
+    name: str,
     key_id: str,
     mark: Marked,
     *,
     route: str | None,
     most: int,
-) -> Resealed:
-    """Re-encrypt the next rows of a key, and write them in one commit.
+) -> tuple[Rekeyed, Marked | None]:
+    """Re-encrypt the next rows of a kind under a key, and write them in one commit.
 
-    They are read before, without a lock: rows that another transaction has changed in the meantime
-    are skipped.
+    Also returns the cursor after them, or None at the end. They are read before, without a lock:
+    rows that another transaction has changed in the meantime are skipped.
     """
+    kind = KINDS[name]
     rows = await ledger.fetch(
         QUERIES[kind.find], key_id, *kind.read_mark(mark), route, most, BATCH_BYTES
     )
     if not rows:
-        return Resealed()
+        return Rekeyed(), None
     opened, broken = await asyncio.to_thread(_seal_anew, ring, kind, rows)
     reached("rekey.sealed")
     written = await ledger.fetch(
@@ -172,7 +187,7 @@ async def reseal(
     )
     reached("rekey.written")
     first, *rest = (str(rows[-1][column]) for column in kind.place or kind.columns)
-    return Resealed(count=len(written), broken=tuple(broken), mark=(first, "".join(rest)))
+    return Rekeyed(**{name: len(written)}, broken=tuple(broken)), (first, "".join(rest))
 
 
 def _seal_anew(
@@ -209,14 +224,14 @@ class _Past:
 
 async def seal_past(
     ledger: Connection | Pooled, encryption: EncryptionKeys, route: str, mark: Marked, *, most: int
-) -> tuple[Resealed, int]:
+) -> tuple[Rekeyed, Marked | None]:
     """Encrypt the next events of a route in one commit.
 
-    Also returns how many were skipped because they are in use.
+    Also returns the cursor after them, or None at the end.
     """
     rows = await ledger.fetch(QUERIES["find_past"], route, mark[1], LOOKED_AT)
     if not rows:
-        return Resealed(), 0
+        return Rekeyed(), None
     chosen, last = _choose(rows, most)
     sealed, turns = 0, list[OrderingKey]()
     if chosen:
@@ -227,7 +242,7 @@ async def seal_past(
             sealed = len(past.events)
             reached("rekey.past")
         await advance(ledger, turns)
-    return Resealed(count=sealed, mark=(route, last)), len(chosen) - sealed
+    return Rekeyed(past=sealed, busy=len(chosen) - sealed), (route, last)
 
 
 def _choose(rows: Rows, most: int) -> tuple[list[str], str]:

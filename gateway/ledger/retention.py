@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import asyncpg
@@ -11,6 +11,7 @@ import asyncpg
 from gateway.base.failpoints import reached
 from gateway.base.model import Retention
 from gateway.ledger.connection import QUERIES, Connection, Executor, Pooled
+from gateway.ledger.walk import FIRST_EVENT, Counts, EventCursor
 
 LOCK: Final = 0x7072756E65
 """The advisory lock that lets one worker at a time prune: "prune" in ASCII."""
@@ -23,12 +24,9 @@ AGAIN_AFTER: Final = timedelta(hours=6)
 """How soon the walk starts over to check events that it passed and kept: most of them were pending
 then, or were replayed since."""
 
-Mark = tuple[datetime, str, str]
-START: Final[Mark] = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
+class Pruned(Counts):
     """The counts of one or more steps."""
 
     keys: int = 0
@@ -39,26 +37,13 @@ class Pruned:
     days: int = 0
     """Dropped daily partitions of payloads or attempts."""
     looked_at: int = 0
-    more: bool = False
-    """Whether a step reached its limit, and not the end."""
-
-    def __add__(self, later: "Pruned") -> "Pruned":
-        return Pruned(
-            keys=self.keys + later.keys,
-            payloads=self.payloads + later.payloads,
-            dead=self.dead + later.dead,
-            audit=self.audit + later.audit,
-            days=self.days + later.days,
-            looked_at=self.looked_at + later.looked_at,
-            more=later.more,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneCursor:
     """The progress of a walk."""
 
-    marks: tuple[Mark, ...] = (START,)
+    events: tuple[EventCursor, ...] = (FIRST_EVENT,)
     """One cursor per age that was reached, after the last step."""
     turn: int = 0
     """The index of the route whose dead letters are next."""
@@ -81,7 +66,7 @@ class Pruner:
         *,
         audit: timedelta | None = None,
         again_after: timedelta = AGAIN_AFTER,
-        place: PruneCursor | None = None,
+        cursor: PruneCursor | None = None,
     ) -> None:
         kept = retention.values()
         self._kept = list(retention), [k.key for k in kept], [k.payload for k in kept]
@@ -92,23 +77,26 @@ class Pruner:
         self._audit = None if audit is None else audit_age(retention, audit)
         self._again_after_s = again_after.total_seconds()
         self._again_at = time.monotonic() + self._again_after_s
-        self._place = place or PruneCursor()
+        self._cursor = cursor or PruneCursor()
+        self.is_behind = True
+        """Whether the last step reached its limit, and not the end."""
 
     @property
-    def place(self) -> PruneCursor:
+    def cursor(self) -> PruneCursor:
         """The cursor of the next step."""
-        return self._place
+        return self._cursor
 
     @property
     def is_through(self) -> bool:
         """Whether the walk reached the end, and has since checked every route's dead letters."""
-        return self._place.idle >= len(self._dead)
+        return self._cursor.idle >= len(self._dead)
 
     async def step(self, connection: Connection | Pooled, *, waits: bool = False) -> Pruned:
         """Run one bounded step.
 
         While another worker prunes, it waits for that worker if `waits`, or else does nothing.
         """
+        self.is_behind = False
         if not self._ages:
             return Pruned()
         async with connection.transaction():
@@ -117,28 +105,28 @@ class Pruner:
             if not await connection.fetchval(QUERIES["start_prune"], LOCK):
                 return Pruned()
             expired = await self._expire(connection)
-            marks, walked = await self._walk(connection)
+            cursors, walked = await self._walk(connection)
             reached("prune.held")
             pruned = await self._prune(connection, [row["held"] for row in walked if row["held"]])
             reached("prune.forgotten")
         reached("prune.committed")
-        is_behind = any(row["walked"] == BATCH for row in walked)
-        more = is_behind or BATCH in (expired.dead, expired.audit)
+        has_more_events = any(row["walked"] == BATCH for row in walked)
+        self.is_behind = has_more_events or BATCH in (expired.dead, expired.audit)
         # not earlier: if the commit fails, the same rows have to be walked again
-        self._place = PruneCursor(
-            marks=tuple(marks),
-            turn=(self._place.turn + 1) % len(self._dead),
-            idle=0 if more else self._place.idle + 1,
+        self._cursor = PruneCursor(
+            events=tuple(cursors),
+            turn=(self._cursor.turn + 1) % len(self._dead),
+            idle=0 if self.is_behind else self._cursor.idle + 1,
         )
-        if not is_behind and time.monotonic() >= self._again_at:
+        if not has_more_events and time.monotonic() >= self._again_at:
             self._again_at = time.monotonic() + self._again_after_s
-            self._place = replace(self._place, marks=(START,))
+            self._cursor = replace(self._cursor, events=(FIRST_EVENT,))
         looked_at = sum(row["walked"] for row in walked)
-        return pruned + expired + Pruned(looked_at=looked_at, more=more)
+        return pruned + expired + Pruned(looked_at=looked_at)
 
     async def _expire(self, connection: Connection | Pooled) -> Pruned:
         """Delete expired dead letters of one route per step, in turn, and expired audit entries."""
-        turn = self._dead[self._place.turn % len(self._dead)]
+        turn = self._dead[self._cursor.turn % len(self._dead)]
         dead: int = await connection.fetchval(QUERIES["expire_dead"], *turn, BATCH)
         if self._audit is None:
             return Pruned(dead=dead)
@@ -147,25 +135,25 @@ class Pruner:
 
     async def _walk(
         self, connection: Connection | Pooled
-    ) -> tuple[list[Mark], list[asyncpg.Record]]:
+    ) -> tuple[list[EventCursor], list[asyncpg.Record]]:
         """Walk from each cursor to its age.
 
         A younger age waits until the older one has been reached.
         """
-        marks, walked = [*self._place.marks], []
+        cursors, walked = [*self._cursor.events], []
         for n, age in enumerate(self._ages):
-            if n == len(marks):
-                marks.append(marks[-1])
+            if n == len(cursors):
+                cursors.append(cursors[-1])
             row = await connection.fetchrow(
-                QUERIES["hold_events"], age, *marks[n], BATCH, *self._kept
+                QUERIES["hold_events"], age, *cursors[n], BATCH, *self._kept
             )
             if row is None:
                 continue
-            marks[n] = (row["received_at"], row["route"], row["event_id"])
+            cursors[n] = (row["received_at"], row["route"], row["event_id"])
             walked.append(row)
             if row["walked"] == BATCH:
                 break
-        return marks, walked
+        return cursors, walked
 
     async def _prune(self, connection: Connection | Pooled, held: list[str]) -> Pruned:
         total = Pruned()
@@ -178,22 +166,25 @@ class Pruner:
 
 
 async def count_prunable(
-    ledger: Executor, retention: Mapping[str, Retention], mark: Mark
-) -> tuple[Pruned, Mark]:
-    """Count the data that a prune would delete of the next events, without changing anything."""
+    ledger: Executor, retention: Mapping[str, Retention], cursor: EventCursor
+) -> tuple[Pruned, EventCursor | None]:
+    """Count the data that a prune would delete of the next events, without changing anything.
+
+    Also returns the cursor after them, or None at the end.
+    """
     kept = retention.values()
     youngest = min(age for k in kept for age in (k.key, k.payload))
     columns = list(retention), [k.key for k in kept], [k.payload for k in kept]
-    row = await ledger.fetchrow(QUERIES["count_prunable"], youngest, *mark, BATCH, *columns)
+    row = await ledger.fetchrow(QUERIES["count_prunable"], youngest, *cursor, BATCH, *columns)
     if row is None:
-        return Pruned(), mark
+        return Pruned(), None
     counted = Pruned(
         keys=row["keys"],
         payloads=row["payloads"],
         looked_at=row["walked"],
-        more=row["walked"] == BATCH,
     )
-    return counted, (row["received_at"], row["route"], row["event_id"])
+    following = (row["received_at"], row["route"], row["event_id"])
+    return counted, following if row["walked"] == BATCH else None
 
 
 async def count_expired(

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 from gateway.base.errors import CommandFailed
@@ -24,6 +24,10 @@ STEPS_PER_S: Final = 4
 
 PIECE_S: Final = 2.0
 """Time limit of one piece, so that no HTTP request runs for minutes."""
+
+EventCursor = tuple[datetime, str, str]
+"""The cursor of a walk over events: time of receipt, route and id of the last one."""
+FIRST_EVENT: Final[EventCursor] = (datetime(1970, 1, 1, tzinfo=UTC), "", "")
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -49,6 +53,14 @@ class Stepped(NamedTuple, Generic[T, C]):
     """The number of rows that count for the rate."""
 
 
+class Piece(NamedTuple, Generic[T, C]):
+    """The sum of some steps."""
+
+    total: T
+    cursor: C | None
+    """The cursor of the next piece, or None at the end."""
+
+
 Step = Callable[[C], Awaitable[Stepped[T, C]]]
 
 
@@ -59,7 +71,7 @@ def step_rows(rate: int | None, batch: int) -> int:
 
 async def walk(
     step: Step[C, T],
-    cursor: C | None,
+    cursor: C,
     *,
     what: str,
     rate: int | None = None,
@@ -70,28 +82,35 @@ async def walk(
     Raises CommandFailed if a step meets lock contention again and again.
     """
     pace = Pace()
-    while cursor is not None:
+    while True:
         stepped = await _retry(step, cursor, what, contended)
-        cursor = stepped.cursor
-        if rate is not None and cursor is not None:
+        if stepped.cursor is not None and rate is not None:
             pace.spend(stepped.rows, rate)
             await pace.wait()  # before the yield: a caller may stop there
         yield stepped
+        if stepped.cursor is None:
+            return
+        cursor = stepped.cursor
 
 
 async def walk_piece(
-    steps: AsyncGenerator[Stepped[S, C], None],
+    step: Step[C, S],
+    cursor: C,
     total: S,
-    is_enough: Callable[[S], bool] = lambda _: False,
-) -> tuple[S, C | None]:
-    """Walk for PIECE_S. Return the sum of the steps, and the next cursor, or None at the end."""
-    ends_s, cursor = time.monotonic() + PIECE_S, None
+    *,
+    what: str,
+    rate: int | None = None,
+    contended: tuple[type[Exception], ...] = CONTENDED,
+) -> Piece[S, C]:
+    """Walk for PIECE_S, and return the sum of the steps."""
+    ends_s, following = time.monotonic() + PIECE_S, None
+    steps = walk(step, cursor, what=what, rate=rate, contended=contended)
     async with aclosing(steps):
         async for stepped in steps:
-            total, cursor = total + stepped.done, stepped.cursor
+            total, following = total + stepped.done, stepped.cursor
             if time.monotonic() > ends_s:
                 break
-    return total, cursor
+    return Piece(total, following)
 
 
 async def _retry(

@@ -1,32 +1,16 @@
-"""Encrypted events: which keys are used, showing one, and rewriting all under another key."""
+"""Encrypted events: which keys are used, and showing one decrypted."""
 
 import asyncio
-import random
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any
 
-import asyncpg
 from typing_extensions import TypedDict
 
 from gateway.base.errors import CannotOpen, CommandFailed
 from gateway.base.units import format_count
-from gateway.ledger.connection import CONTENDED, QUERIES, Connection, Executor, Pooled
-from gateway.ledger.encryption import EncryptionKeys, open_error, open_event, open_result
-from gateway.ledger.rekeying import (
-    BATCH,
-    KINDS,
-    MOST_COUNTED,
-    START,
-    KeyUse,
-    Marked,
-    Resealed,
-    count_keys,
-    reseal,
-    seal_past,
-)
+from gateway.ledger.connection import QUERIES, Executor
+from gateway.ledger.encryption import open_error, open_event, open_result
+from gateway.ledger.rekeying import MOST_COUNTED, KeyUse
 from gateway.operations.inspect import Row
 from gateway.privacy.encryption import KeyRing
 
@@ -169,122 +153,3 @@ def _attempt(row: Row) -> tuple[Any, ...]:
 
 def _effect(row: Row) -> tuple[Any, ...]:
     return row["delivery_id"], row["name"], row["sealed"]
-
-
-PIECE_S: Final = 2.0
-"""Time limit of one piece, so that no HTTP request runs for minutes."""
-
-TRIES: Final = 20
-PAST: Final = "past"
-"""The kind of rows stored in plain text before their route was encrypted, walked by route."""
-
-ORDER: Final = (*KINDS, PAST)
-
-
-class RekeyCursor(NamedTuple):
-    """Cursor: the kind of rows, the key or route, and the last row."""
-
-    kind: str
-    name: str
-    mark: Marked = START
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rekeyed:
-    """The result of one piece."""
-
-    events: int = 0
-    attempts: int = 0
-    effects: int = 0
-    rejected: int = 0
-    past: int = 0
-    """Events that were stored in plain text, counted with everything that belongs to them."""
-    busy: int = 0
-    """Events in flight, which were skipped."""
-    broken: tuple[str, ...] = ()
-
-    @property
-    def total(self) -> int:
-        return self.events + self.attempts + self.effects + self.rejected + self.past
-
-    def plus(self, kind: str, done: Resealed, busy: int = 0) -> "Rekeyed":
-        counts = {name: getattr(self, name) + (done.count if name == kind else 0) for name in ORDER}
-        return Rekeyed(**counts, busy=self.busy + busy, broken=self.broken + done.broken)
-
-
-async def rekey(
-    ledger: Connection | Pooled,
-    encryption: EncryptionKeys,
-    place: RekeyCursor | None,
-    *,
-    route: str | None = None,
-    limit: int | None = None,
-) -> tuple[Rekeyed, RekeyCursor | None]:
-    """Continue from the cursor. Returns the next one, or None at the end.
-
-    Every batch is one commit, so it is safe to stop anywhere and to start again. Rows under a key
-    that is not in the ring are left unchanged.
-    """
-    total, began_s = Rekeyed(), time.monotonic()
-    if not encryption.ring.ids:
-        raise CommandFailed("there are no keys: set `keys` in routes.yaml")
-    tasks = await _tasks(ledger, encryption, route)
-    here = _at(tasks, place)
-    while here is not None:
-        most = BATCH if limit is None else min(BATCH, limit - total.total)
-        done, busy = await _patiently(ledger, encryption, here, route, most)
-        total = total.plus(here.kind, done, busy)
-        here = _behind(tasks, here) if done.mark is None else here._replace(mark=done.mark)
-        if time.monotonic() - began_s > PIECE_S or (limit is not None and total.total >= limit):
-            break
-    return total, here
-
-
-async def _tasks(
-    ledger: Connection | Pooled, encryption: EncryptionKeys, route: str | None
-) -> list[RekeyCursor]:
-    """Return the starting points of all walks, in order."""
-    ring = encryption.ring
-    old = [use.key_id for use in await count_keys(ledger) if use.key_id != ring.first]
-    routes = sorted(encryption.routes if route is None else encryption.routes & {route})
-    return [
-        *(RekeyCursor(kind, key) for kind in KINDS for key in old if key in ring.ids),
-        *(RekeyCursor(PAST, name) for name in routes),
-    ]
-
-
-def _at(tasks: Sequence[RekeyCursor], place: RekeyCursor | None) -> RekeyCursor | None:
-    """Return the cursor itself if its walk exists, or else the start of the next walk."""
-    if place is None:
-        return tasks[0] if tasks else None
-    if any((place.kind, place.name) == (task.kind, task.name) for task in tasks):
-        return place
-    return _behind(tasks, place)
-
-
-def _behind(tasks: Sequence[RekeyCursor], place: RekeyCursor) -> RekeyCursor | None:
-    return next((task for task in tasks if _rank(task) > _rank(place)), None)
-
-
-def _rank(place: RekeyCursor) -> tuple[int, str]:
-    return ORDER.index(place.kind), place.name
-
-
-async def _patiently(
-    ledger: Connection | Pooled,
-    encryption: EncryptionKeys,
-    place: RekeyCursor,
-    route: str | None,
-    most: int,
-) -> tuple[Resealed, int]:
-    for _ in range(TRIES):
-        with suppress(*CONTENDED, asyncpg.UniqueViolationError):
-            if place.kind == PAST:
-                return await seal_past(ledger, encryption, place.name, place.mark, most=most)
-            kind = KINDS[place.kind]
-            done = await reseal(
-                ledger, encryption.ring, kind, place.name, place.mark, route=route, most=most
-            )
-            return done, 0
-        await asyncio.sleep(random.uniform(0.01, 0.1))  # noqa: S311 (spreads out the retries)
-    raise CommandFailed("the rekey gets in the way of others again and again: try it later")

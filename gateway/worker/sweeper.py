@@ -124,18 +124,17 @@ class Sweeper:
         connection at most.
         """
         await self._forget_rejected()
-        total, told_at = Pruned(more=True), time.monotonic()
-        while total.more:
+        total, told_at, is_behind = Pruned(), time.monotonic(), True
+        while is_behind:
             began_at = time.monotonic()
             async with self._ledger.acquire() as connection:
                 step = await self._pruner.step(connection)
             self._note_pruned(step)
-            total += step
-            now = time.monotonic()
-            if not total.more or now - told_at > self._every.total_seconds():
+            total, is_behind, now = total + step, self._pruner.is_behind, time.monotonic()
+            if not is_behind or now - told_at > self._every.total_seconds():
                 _tell(total)
-                total, told_at = Pruned(more=total.more), now
-            if total.more:
+                total, told_at = Pruned(), now
+            if is_behind:
                 await asyncio.sleep(now - began_at)
 
     def _note_pruned(self, step: Pruned) -> None:

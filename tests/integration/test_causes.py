@@ -12,7 +12,7 @@ from gateway import Context, Event, Reject
 from gateway.ledger import causes as module
 from gateway.ledger.causes import LOCK, CauseGrouper, DeadGroup, count_causes
 from gateway.ledger.connection import Connection, Pool, open_pool
-from gateway.operations.retention import ErasureSubject, erase
+from gateway.operations.stored_data import ErasureSubject, erase
 from tests.support.bulk import add_dead, add_events, clerk
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until

@@ -16,6 +16,7 @@ from gateway import Context, Event, Reject, Retry
 from gateway.base.errors import CommandFailed, NotFound, TransitionRefused
 from gateway.base.model import Retention
 from gateway.config.registry.key_path import KeyPath
+from gateway.ledger import walk as walk_module
 from gateway.ledger.claims import Claim
 from gateway.ledger.connection import Connection
 from gateway.ledger.deliveries import DONE, lease_due, replay, settle
@@ -23,9 +24,9 @@ from gateway.ledger.effects import retry_effects
 from gateway.ledger.erasure import Erased, find_subject
 from gateway.ledger.filter import Filter
 from gateway.ledger.retention import Pruned, Pruner
-from gateway.operations import retention as erase_module
+from gateway.operations import stored_data as erase_module
 from gateway.operations.inspect import find, list_events, list_unknown_effects
-from gateway.operations.retention import ErasureSubject, count_to_erase, erase
+from gateway.operations.stored_data import ErasureSubject, count_to_erase, erase
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, subscribe, working
@@ -541,7 +542,7 @@ async def test_an_account_is_erased_piece_by_piece_and_only_on_the_route_that_wa
     database_url: str, connection: Connection, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erase_module, "BATCH", 3)
-    monkeypatch.setattr(erase_module, "PIECE_S", 0.0)
+    monkeypatch.setattr(walk_module, "PIECE_S", 0.0)
     await claim_all(database_url, [of(ACCOUNT, f"evt_{n}") for n in range(10)])
     await claim_all(database_url, [of(ACCOUNT, "evt_1", route="github")])
     subject = replace(SUBJECT, route="stripe")

@@ -35,7 +35,7 @@ from gateway.ledger.erasure import ErasureRequest, erase_events
 from gateway.ledger.filter import Filter
 from gateway.operations.encryption import reveal
 from gateway.operations.inspect import find, list_unknown_effects
-from gateway.operations.retention import prune
+from gateway.operations.stored_data import prune
 from gateway.privacy.redaction import FieldPath, RedactAt, Redaction
 from tests.integration.test_encryption import encrypted
 from tests.integration.test_rekey import rekey_all

@@ -10,10 +10,10 @@ import pytest
 
 from gateway.base.model import Retention
 from gateway.ledger import retention as retention_module
+from gateway.ledger import walk as walk_module
 from gateway.ledger.connection import QUERIES, Connection
 from gateway.ledger.retention import LOCK, PruneCursor, Pruned, Pruner
-from gateway.operations import retention as prune_module
-from gateway.operations.retention import count_to_prune, list_left_alone, prune
+from gateway.operations.stored_data import count_to_prune, list_left_alone, prune
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 
@@ -65,7 +65,7 @@ async def to_the_end(
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention_module, "BATCH", 3)
-    monkeypatch.setattr(prune_module, "PIECE_S", 0.0)
+    monkeypatch.setattr(walk_module, "PIECE_S", 0.0)
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -189,4 +189,4 @@ async def test_the_sweep_goes_on_where_it_was_and_looks_at_each_routes_dead_in_t
     pruner = Pruner(KEPT)
     assert [(await pruner.step(connection)).dead for _ in range(3)] == [1, 1, 0]
     assert pruner.is_through
-    assert pruner.place == PruneCursor(marks=pruner.place.marks, turn=1, idle=3)
+    assert pruner.cursor == PruneCursor(events=pruner.cursor.events, turn=1, idle=3)

@@ -20,9 +20,9 @@ from gateway.config.routes import Route
 from gateway.config.routes.reconcile import GITHUB_API, STRIPE_API, Reconcile
 from gateway.ledger.connection import connect, open_pool
 from gateway.ledger.encryption import OPEN
-from gateway.ledger.erasure import forget_all
 from gateway.ledger.reconciliations import find_reconciliation, last_runs
 from gateway.ledger.rejected import Refusal, note_refusals
+from gateway.ledger.walk import delete_all
 from gateway.operations.reconcile.recovery import MOST_ASKS
 from gateway.operations.reconcile.runs import ReconcileContext, begin, carry_out, resume
 from gateway.operations.reconcile.schedule import Schedule
@@ -1061,6 +1061,6 @@ async def test_what_is_old_is_forgotten_until_none_is_left(
         " from generate_series(1, 7) as n"
     )
     connection = await connect(database_url, name="test")
-    assert await forget_all(connection, "forget_refusals", timedelta(days=2.5), 2) == 5
+    assert await delete_all(connection, "forget_refusals", timedelta(days=2.5), 2) == 5
     await connection.close()
     assert await ledger.value("select count(*) from gateway.refusals") == 2

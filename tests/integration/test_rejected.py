@@ -36,7 +36,7 @@ from gateway.ledger.rejected import (
     keep_rejected,
 )
 from gateway.operations.context import OperationContext
-from gateway.operations.retention import ErasureSubject, count_to_erase, erase
+from gateway.operations.stored_data import ErasureSubject, count_to_erase, erase
 from gateway.processes.serve import make_recorder
 from gateway.providers import PROVIDERS
 from gateway.receive.metrics import Metrics

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,8 +18,9 @@ from gateway.ledger import rekeying
 from gateway.ledger.claims import ClaimVerdict
 from gateway.ledger.connection import Connection
 from gateway.ledger.encryption import EncryptionKeys, open_rejected, seal_rejected
-from gateway.ledger.rekeying import BATCH, KINDS, KeyUse, RekeyKind, count_keys
-from gateway.operations.encryption import RekeyCursor, Rekeyed, rekey
+from gateway.ledger.rekeying import BATCH, KINDS, KeyUse, Rekeyed, RekeyKind, count_keys
+from gateway.operations import stored_data
+from gateway.operations.stored_data import RekeyCursor, rekey
 from tests.integration.test_encryption import BODY, MARK, encrypted, run, sealed_claim
 from tests.support.keys import find_in_ledger, make_key, make_vault
 from tests.support.ledger import Reader, claim_all, make_claim
@@ -43,20 +45,12 @@ async def failing(event: Event, ctx: Context) -> None:
 
 async def rekey_all(connection: Connection, encryption: EncryptionKeys, **options: Any) -> Rekeyed:
     """Piece by piece, as the command does."""
-    place: RekeyCursor | None = None
+    cursor: RekeyCursor | None = None
     total = Rekeyed()
     while True:
-        done, place = await rekey(connection, encryption, place, **options)
-        total = Rekeyed(
-            events=total.events + done.events,
-            attempts=total.attempts + done.attempts,
-            effects=total.effects + done.effects,
-            rejected=total.rejected + done.rejected,
-            past=total.past + done.past,
-            busy=total.busy + done.busy,
-            broken=total.broken + done.broken,
-        )
-        if place is None:
+        done, cursor = await rekey(lambda: nullcontext(connection), encryption, cursor, **options)
+        total += done
+        if cursor is None:
             return total
 
 
@@ -71,7 +65,7 @@ async def test_after_a_rekey_nothing_needs_the_old_key(
     await run(database_url, ledger, BEFORE, failing, to={"dead": 1})
     old = KeyUse(key_id=BEFORE.ring.first, events=count, attempts=1, effects=1)
     assert await count_keys(connection) == [old]
-    done = await rekey_all(connection, BOTH, limit=50)
+    done = await rekey_all(connection, BOTH, rate=200)
     assert (done.events, done.attempts, done.effects, done.past) == (count, 1, 1, 0)
     new = KeyUse(key_id=AFTER.ring.first, events=count, attempts=1, effects=1)
     assert await count_keys(connection) == [new]
@@ -133,8 +127,12 @@ async def test_a_row_that_changes_while_it_is_sealed_anew_is_left_to_whoever_cha
 
 
 async def test_two_rekeys_at_once_do_it_once_beside_workers_that_run(
-    database_url: str, ledger: Reader, connection: Connection
+    database_url: str,
+    ledger: Reader,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(stored_data, "REKEY_BATCH", 7)
     ran = list[str]()
 
     async def handler(event: Event, _: Context) -> None:
@@ -145,9 +143,7 @@ async def test_two_rekeys_at_once_do_it_once_beside_workers_that_run(
     await claim_all(database_url, [sealed_claim(BEFORE, f"evt_{n:03}") for n in range(count)])
     other = await asyncpg.connect(database_url)
     async with working(database_url, subscribe(handler), config=encrypted(), ring=BOTH.ring):
-        one, two = await asyncio.gather(
-            rekey_all(connection, BOTH, limit=7), rekey_all(other, BOTH, limit=11)
-        )
+        one, two = await asyncio.gather(rekey_all(connection, BOTH), rekey_all(other, BOTH))
         await until(lambda: _are_done(ledger, count))
     await other.close()
     assert one.events + two.events == count

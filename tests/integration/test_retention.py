@@ -18,6 +18,7 @@ from gateway.ledger.deliveries import replay
 from gateway.ledger.ordering import StuckKeys
 from gateway.ledger.retention import Pruned, Pruner
 from gateway.ledger.statistics import MinuteStats
+from gateway.ledger.walk import FIRST_EVENT
 from gateway.worker.metrics import WorkerMetrics
 from gateway.worker.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
@@ -233,7 +234,7 @@ async def test_a_replay_that_was_committed_just_before_the_hold_is_seen_under_it
     kept = (["stripe"], [KEPT.key], [KEPT.payload])
     async with connected(database_url) as connection, connection.transaction():
         [row] = await connection.fetch(
-            QUERIES["hold_events"], KEPT.payload, *retention_module.START, 10, *kept
+            QUERIES["hold_events"], KEPT.payload, *FIRST_EVENT, 10, *kept
         )
         assert (row["walked"], row["held"]) == (1, '{"(0,1)"}')
         await ledger.run("update gateway.deliveries set status = 'pending', finished_at = null")
@@ -249,7 +250,7 @@ async def test_each_route_forgets_at_its_own_age(database_url: str, ledger: Read
             await claim_old(database_url, days * DAY, route=route, type=f"after_{days}")
     async with connected(database_url) as connection:
         pruned = await pruner.step(connection)
-    assert (pruned.keys, pruned.payloads, pruned.more) == (1 + 3, 1 + 1, False)
+    assert (pruned.keys, pruned.payloads) == (1 + 3, 1 + 1)
     left = await ledger.rows("select route, type, body is not null as b from gateway.events")
     assert {(row["route"], row["type"], row["b"]) for row in left} == {
         ("stripe", "after_1", True),
@@ -377,7 +378,8 @@ class Slow(Pruner):
     async def step(self, connection: Connection | Pooled, *, waits: bool = False) -> Pruned:
         await asyncio.sleep(self.step_s)
         self.steps -= 1
-        return Pruned(keys=1, more=self.steps > 0)
+        self.is_behind = self.steps > 0
+        return Pruned(keys=1)
 
 
 async def _nothing() -> None: ...

@@ -31,8 +31,7 @@ from gateway.api.operations.rejected import (
     RELEASE,
     SHOW_REJECTED,
 )
-from gateway.api.operations.rekey import REKEY
-from gateway.api.operations.stored_data import ERASE, PRUNE
+from gateway.api.operations.stored_data import ERASE, PRUNE, REKEY
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     STATUS,

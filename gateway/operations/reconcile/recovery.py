@@ -16,6 +16,7 @@ from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import Connection
 from gateway.ledger.make_claim import make_claim
 from gateway.ledger.reconciliations import Gap, ask_gap, close_gaps, explain_gap, give_up, next_gaps
+from gateway.ledger.walk import Pace
 from gateway.operations.reconcile.api import ApiRefused, Rest
 from gateway.operations.reconcile.github import GONE, GithubDeliveries
 from gateway.operations.reconcile.listing import ListedEvent
@@ -152,8 +153,11 @@ class Redeliveries:
     deliveries: GithubDeliveries
     rate: Rate
     patience: timedelta
-    _free_at: float = field(default=0.0)
     _failures: int = field(default=0)
+    _pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pace = Pace(self.work.rest, catch_up_s=0)
 
     async def take(self, missing: Sequence[ListedEvent]) -> None:
         """No-op: the first delivery of a guid may be on a later page."""
@@ -164,7 +168,8 @@ class Redeliveries:
         await work.close()
         while gaps := await work.next_gaps(pause=UNDER_WAY):
             for gap in gaps:
-                await self._keep_pace()
+                await self._pace.wait()
+                self._pace.spend(1, self.rate.count / self.rate.period.total_seconds())
                 if await work.ask(gap):
                     await self._ask(gap)
                 await work.beat()
@@ -200,10 +205,3 @@ class Redeliveries:
         await explain_gap(
             work.connection, work.route.name, gap.event_id, str(why), was_asked=was_asked
         )
-
-    async def _keep_pace(self) -> None:
-        now = time.monotonic()
-        if self._free_at > now:
-            await self.work.rest(self._free_at - now)
-        spacing_s = self.rate.period.total_seconds() / self.rate.count
-        self._free_at = max(self._free_at, now) + spacing_s
