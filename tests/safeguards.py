@@ -483,7 +483,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "reconcile looks no further back than keys are kept",
-        "gateway/operations/reconcile/span.py",
+        "gateway/operations/reconcile/run.py",
         "    floor = max(bounds.kept_since, bounds.known_since)\n",
         "    floor = bounds.kept_since\n",
         "tests/integration/test_reconcile.py::test_a_forgotten_key_does_not_come_again",

@@ -128,3 +128,7 @@ class Cursor(Generic[T]):
     def write(self, values: Sequence[Any]) -> str:
         """Encode a cursor."""
         return urlsafe_b64encode(orjson.dumps(values)).decode()
+
+
+BY_ID: Final = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
+"""The cursor of listings that are ordered by the id of their rows."""

@@ -1,8 +1,11 @@
 """The command line: a thin layer with one module per group of commands."""
 
 import os
+import platform
 import signal
 import sys
+from importlib.metadata import version
+from typing import Annotated, Final
 
 import typer
 from pydantic import ValidationError
@@ -14,26 +17,26 @@ from gateway.cli import (
     bulk,
     doctor,
     effects,
+    listings,
     pause,
     processes,
     providers,
-    publish,
     reconcile,
     rehearse,
     rejected,
+    replay,
     send,
     setup,
     show,
     start,
     status,
     stored_data,
-    version,
 )
-from gateway.cli import listings as look
-from gateway.cli import replay as act
 from gateway.cli.output import complain, join_lines
 from gateway.ledger.connection import TROUBLE, describe
+from gateway.ledger.migrate import read_migrations
 
+DISTRIBUTION: Final = "webhook-gateway-server"
 FAILED = 1
 MISCONFIGURED = 2
 INTERRUPTED = 130
@@ -49,9 +52,34 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        schema = read_migrations()[-1].version
+        typer.echo(
+            f"gateway {version(DISTRIBUTION)}, schema {schema}, Python {platform.python_version()}"
+        )
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    is_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version of the code, and of the schema that it needs.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None: ...
+
+
 for group in (
-    start, processes, setup, providers, rehearse, send, publish, status, doctor, look, show, act,
-    effects, alerts, bulk, pause, stored_data, reconcile, rejected, version,
+    start, processes, setup, providers, rehearse, send, status, doctor, listings, show, replay,
+    effects, alerts, bulk, pause, stored_data, reconcile, rejected,
 ):  # fmt: skip
     group.register(app)
 join_lines(app)

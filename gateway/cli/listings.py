@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.dead import DEAD, GROUPS, DeadParams, GroupParams
-from gateway.api.operations.events import EVENTS, EventsParams
+from gateway.api.operations.events import AUDIT, EVENTS, EventsParams
 from gateway.api.parameters import LONGEST_PAGE, PageParams
 from gateway.base.model import Status
 from gateway.cli.asking import (

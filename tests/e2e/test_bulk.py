@@ -197,6 +197,29 @@ async def test_ctrl_c_stops_a_bulk_operation_and_says_how_to_resume_it(
     assert "there is no bulk operation 7" in project.run("replay", "--resume", "7").stderr
 
 
+async def test_bulk_shows_stops_and_resumes_one(project: Project, ledger: Reader) -> None:
+    await add_events(ledger, 1_000)
+    await add_dead(ledger, 1_000)
+    with project.process("replay", "--dead", "--yes", "--rate", "100") as command:
+        await until(lambda: moved(ledger, 1))
+        stopped = project.run("bulk", "stop", "1", "--reason", "the wrong day")
+        assert stopped.stdout.startswith("bulk operation 1 is stopped, at ")
+        await ended(command, 1)
+        assert "bulk operation 1 is stopped" in command.output
+    [shown] = json.loads(project.run("bulk", "show", "1", "--json").stdout)
+    assert (shown["bulk_id"], shown["status"], shown["total"]) == (1, "stopped", 1_000)
+    assert " stopped " in project.run("bulk", "show", "1").stdout
+    resumed = project.run("bulk", "resume", "1", "--rate", "100000")
+    assert resumed.stdout == "Bulk operation 1 is done: 1,000 replayed.\n"
+    assert await replays(ledger) == [(1_000, 1)]
+    audit = await ledger.rows(
+        "select action, reason from gateway.audit where delivery_id is null order by id"
+    )
+    assert [tuple(row.values()) for row in audit] == [
+        ("bulk replay", None), ("stop bulk", "the wrong day"), ("resume bulk", None),
+    ]  # fmt: skip
+
+
 async def test_from_afar_a_bulk_operation_is_watched_stopped_and_resumed(
     project: Project, ledger: Reader
 ) -> None:
@@ -306,6 +329,12 @@ async def test_a_new_handler_gets_what_came_before_it(project: Project, ledger: 
         (("discard", "--resume", "7", "--dry-run"), "--resume takes"),
         (("replay", "--resume", "7", "--dead"), "--resume takes"),
         (("replay", "--dead", "--rate", "0"), "--rate"),
+        (("bulk", "stop"), "together with an id"),
+        (("bulk", "7"), "not one of"),
+        (("bulk", "show", "7", "--rate", "5"), "--rate belongs to resume"),
+        (("bulk", "show", "7", "--reason", "x"), "--reason belongs to stop and resume"),
+        (("bulk", "stop", "7", "--limit", "5"), "--limit belongs to the listing"),
+        (("bulk", "stop", "7", "--json"), "--json belongs to the listing and to show"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

@@ -17,8 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 import gateway
 from gateway.api.operations import OPERATIONS
 from gateway.base.model import MOVES
-from gateway.cli import app
-from gateway.cli.version import DISTRIBUTION
+from gateway.cli import DISTRIBUTION, app
 from gateway.config.routes import load_config
 from gateway.config.settings import VARIABLES, Settings
 from gateway.ledger.budget import SERVE_CONNECTIONS, worker_connections

@@ -4,7 +4,6 @@ from typing import Any, Final
 
 from gateway.api.operation import Operation
 from gateway.api.operations.alerts import ALERTS, TEST_ALERTS
-from gateway.api.operations.audit import AUDIT
 from gateway.api.operations.bulk import (
     BEGIN_BULK,
     DELIVER,
@@ -21,7 +20,7 @@ from gateway.api.operations.effects import (
     RESOLVE_ALL_EFFECTS,
     RETRY_EFFECTS,
 )
-from gateway.api.operations.events import DISCARD, EVENTS, REPLAY, REVEAL, SHOW
+from gateway.api.operations.events import AUDIT, DISCARD, EVENTS, REPLAY, REVEAL, SHOW
 from gateway.api.operations.health import DOCTOR, STATUS
 from gateway.api.operations.pauses import PAUSE, PAUSES, RESUME
 from gateway.api.operations.reconcile import RECONCILE, RECONCILIATION, RECONCILIATIONS

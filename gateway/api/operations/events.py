@@ -1,4 +1,4 @@
-"""Events and single deliveries: list, show, replay and discard."""
+"""Events and single deliveries: list, show, replay and discard; and the audit log."""
 
 import asyncio
 from base64 import b64encode
@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.api.operation import Operation, Params
-from gateway.api.parameters import Cursor, FilterParams, Id, Page, PageParams, RowId, Text
-from gateway.api.shapes import EventDetail, EventRow, ReplayedAnswer
+from gateway.api.parameters import BY_ID, Cursor, FilterParams, Id, Page, PageParams, RowId, Text
+from gateway.api.shapes import AuditRow, EventDetail, EventRow, ReplayedAnswer
 from gateway.base.errors import NotFound
 from gateway.base.failpoints import reached
 from gateway.base.model import Status
@@ -17,7 +17,7 @@ from gateway.base.times import UtcTime
 from gateway.ledger.deliveries import count_effects, discard, replay
 from gateway.operations.context import OperationContext
 from gateway.operations.encryption import hide, reveal
-from gateway.operations.inspect import Row, find, list_events
+from gateway.operations.inspect import Row, find, list_audit, list_events
 
 DeliveryId = Annotated[RowId, Field(description="The id of a delivery.")]
 Words = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00]*$")]
@@ -207,4 +207,21 @@ DISCARD = Operation(
     params=DeliveryParams,
     result=dict[str, int],
     run=_discard,
+)
+
+
+async def _audit(office: OperationContext, params: PageParams) -> Page[AuditRow]:
+    [after] = BY_ID.read(params.after)
+    rows = await list_audit(office.ledger, after, params.limit + 1)
+    return BY_ID.page(rows, params.limit)
+
+
+AUDIT = Operation(
+    name="audit",
+    method="GET",
+    path="/audit",
+    summary="What people and retention did, newest first.",
+    params=PageParams,
+    result=Page[AuditRow],
+    run=_audit,
 )

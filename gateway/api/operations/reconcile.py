@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.api.operation import Operation, Params
-from gateway.api.parameters import Cursor, Page, PageParams, RowId, Text
+from gateway.api.parameters import BY_ID, Page, PageParams, RowId, Text
 from gateway.base.errors import CommandFailed
 from gateway.base.times import Moment
 from gateway.config.project import database_url
@@ -21,7 +21,6 @@ from gateway.operations.context import OperationContext
 from gateway.operations.reconcile.runs import ReconcileContext, begin, carry_out, resume, tell
 
 Id = Annotated[RowId, Field(description="The id of a reconciliation.")]
-PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 
 class Reconciliation(TypedDict):
@@ -141,9 +140,9 @@ async def _go_on(means: ReconcileContext, id: int) -> None:
 async def _reconciliations(
     office: OperationContext, params: ReconciliationsParams
 ) -> Page[Reconciliation]:
-    [after] = PLACE.read(params.after)
+    [after] = BY_ID.read(params.after)
     rows = await list_reconciliations(office.ledger, params.route, after, params.limit + 1)
-    return PLACE.page(rows, params.limit)
+    return BY_ID.page(rows, params.limit)
 
 
 async def _reconciliation(

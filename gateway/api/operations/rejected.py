@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.api.operation import Operation, Params
-from gateway.api.parameters import LONGEST_PAGE, Cursor, Page, PageParams, RowId, Text
+from gateway.api.parameters import BY_ID, LONGEST_PAGE, Page, PageParams, RowId, Text
 from gateway.api.shapes import RejectedDetail, RejectedGroup, RejectedRow, ReleasedRow
 from gateway.base.errors import CommandFailed, NotFound
 from gateway.base.times import Moment
@@ -26,7 +26,6 @@ from gateway.operations.release import Released, Releaser, check_route, claiming
 AT_ONCE = 50
 """Limit of releases per API request, so that no request runs for minutes."""
 
-PLACE = Cursor("id", values=tuple[Annotated[int, Field(ge=0, le=2**63 - 1)]])
 RejectedId = Annotated[RowId, Field(description="The id of a refused request.")]
 
 
@@ -81,9 +80,9 @@ class ReleaseParams(ChosenParams):
 
 
 async def _rejected(office: OperationContext, params: RejectedParams) -> Page[RejectedRow]:
-    [before] = PLACE.read(params.after)
+    [before] = BY_ID.read(params.after)
     rows = await list_rejected(office.ledger, params.chosen, before, params.limit + 1)
-    return PLACE.page(rows, params.limit)
+    return BY_ID.page(rows, params.limit)
 
 
 async def _groups(office: OperationContext, params: RejectedGroupParams) -> list[RejectedGroup]:
@@ -138,9 +137,9 @@ async def _release(office: OperationContext, params: ReleaseParams) -> Page[Rele
 async def _which(office: OperationContext, params: ReleaseParams) -> tuple[list[int], str | None]:
     if params.ids is not None:
         return list(dict.fromkeys(params.ids)), None
-    [mark] = PLACE.read(params.after)
+    [mark] = BY_ID.read(params.after)
     ids = await next_rejected(office.ledger, params.chosen, mark or 0, AT_ONCE + 1)
-    more = PLACE.write([ids[AT_ONCE - 1]]) if len(ids) > AT_ONCE else None
+    more = BY_ID.write([ids[AT_ONCE - 1]]) if len(ids) > AT_ONCE else None
     return ids[:AT_ONCE], more
 
 

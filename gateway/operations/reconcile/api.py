@@ -1,11 +1,11 @@
-"""Client of a provider's HTTP API that respects rate limits and retries temporary errors."""
+"""Client of a provider's HTTP API, and the pages of events that it lists."""
 
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import httpx
 import orjson
@@ -17,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from gateway.base.errors import ProviderFailed, RateLimited
 from gateway.base.problems import CREDENTIAL
+from gateway.ledger.reconciliations import Missing
 
 # https://docs.github.com/en/apps/creating-github-apps/authenticating-with-a-github-app/generating-a-json-web-token-jwt-for-a-github-app
 CLOCKS_DRIFT_S: Final = 60
@@ -222,3 +223,33 @@ class Api:
 def _number(text: str | None) -> float | None:
     """Parse a header in seconds. A date returns None, because neither provider sends one."""
     return float(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedEvent:
+    """An event of the listing that the route accepts."""
+
+    missing: Missing
+    """The gap to record if the ledger does not have the event."""
+    body: bytes | None = None
+    """The event itself, if the listing contains it."""
+    problem: str | None = None
+    """Why the event cannot be claimed, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderPage:
+    """A page of the listing, with each event once."""
+
+    count: int
+    """Number of entries in the page, including those that the route does not accept."""
+    events: Sequence[ListedEvent]
+    cursor: str | None
+    """Start of the next page."""
+
+
+class Listing(Protocol):
+    """The events that a provider sent within a time span."""
+
+    def pages(self, cursor: str | None) -> AsyncIterator[ProviderPage]:
+        """List from the beginning or from a cursor. Raises ProviderFailed."""

@@ -15,8 +15,7 @@ from gateway.base.times import UtcTime
 from gateway.config.routes import Route
 from gateway.config.routes.reconcile import APP, GITHUB_API
 from gateway.ledger.reconciliations import Missing
-from gateway.operations.reconcile.api import Api, ApiRefused
-from gateway.operations.reconcile.listing import ListedEvent, ProviderPage
+from gateway.operations.reconcile.api import Api, ApiRefused, ListedEvent, ProviderPage
 from gateway.providers.payload import is_text
 
 PAGE: Final = 100

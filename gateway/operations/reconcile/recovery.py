@@ -17,9 +17,8 @@ from gateway.ledger.connection import Connection
 from gateway.ledger.make_claim import make_claim
 from gateway.ledger.reconciliations import Gap, ask_gap, close_gaps, explain_gap, give_up, next_gaps
 from gateway.ledger.walk import Pace
-from gateway.operations.reconcile.api import ApiRefused, Rest
+from gateway.operations.reconcile.api import ApiRefused, ListedEvent, Rest
 from gateway.operations.reconcile.github import GONE, GithubDeliveries
-from gateway.operations.reconcile.listing import ListedEvent
 from gateway.operations.reconcile.stripe import HEADERS, StripeEvents
 from gateway.providers import Incoming
 

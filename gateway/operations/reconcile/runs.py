@@ -20,7 +20,7 @@ from gateway.ledger.claims import Claimer
 from gateway.ledger.connection import TROUBLE, Connection, Pooled, close_quietly, connect, describe
 from gateway.ledger.encryption import ClaimCodec, EncryptionKeys
 from gateway.ledger.reconciliations import ReconcileRequest, find_reconciliation, reconciling
-from gateway.operations.reconcile.api import Rest
+from gateway.operations.reconcile.api import Listing, Rest
 from gateway.operations.reconcile.clients import (
     find_route,
     list_github,
@@ -29,10 +29,15 @@ from gateway.operations.reconcile.clients import (
     reconcile_of,
     show_key,
 )
-from gateway.operations.reconcile.listing import Listing
 from gateway.operations.reconcile.recovery import Claims, Recovery, Redeliveries, Work
-from gateway.operations.reconcile.run import Progress, ReconcileRun
-from gateway.operations.reconcile.span import ON_ITS_WAY, OVERLAP, cut, limits
+from gateway.operations.reconcile.run import (
+    ON_ITS_WAY,
+    OVERLAP,
+    Progress,
+    ReconcileRun,
+    cut,
+    limits,
+)
 from gateway.operations.reconcile.stripe import StripeEvents
 
 NAME: Final = "gateway reconcile"

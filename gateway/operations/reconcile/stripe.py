@@ -13,8 +13,7 @@ from gateway.base.errors import BadPayload, ProviderFailed
 from gateway.base.model import Envelope
 from gateway.config.routes import Route
 from gateway.ledger.reconciliations import Missing
-from gateway.operations.reconcile.api import Api, ApiRefused
-from gateway.operations.reconcile.listing import ListedEvent, ProviderPage
+from gateway.operations.reconcile.api import Api, ApiRefused, ListedEvent, ProviderPage
 from gateway.providers import Incoming
 from gateway.providers.payload import is_text
 from gateway.providers.stripe import STRIPE
