@@ -2476,8 +2476,8 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the console's bulk operations are about what was counted",
-        "gateway/console/pages/dead.py",
-        '    chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}\n',
+        "gateway/console/pages/bulk.py",
+        '    chosen = {name: query.get(name) for name in (*filters, "action", "as_of")}\n',
         '    chosen = {name: query.get(name) for name in ("action", "as_of")}\n',
         "tests/e2e/test_console_attacks.py::"
         "test_a_bulk_operation_is_about_what_was_counted_whatever_does_not_show",

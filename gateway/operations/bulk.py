@@ -304,8 +304,8 @@ def runner(context: OperationContext) -> "BulkRunner":
 
     @asynccontextmanager
     async def session() -> AsyncIterator[Session]:
-        turn = nullcontext() if context.background is None else context.background.turn
-        async with turn, context.session() as connection:
+        lock = nullcontext() if context.background is None else context.background.lock
+        async with lock, context.session() as connection:
             yield connection
 
     means = StepContext(

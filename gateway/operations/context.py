@@ -28,7 +28,7 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         """Background work shares one connection. The other connections are for requests."""
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:

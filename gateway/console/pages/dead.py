@@ -1,19 +1,19 @@
 """Dead letters: list them grouped by cause, replay and discard them."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from gateway.api.operation import Operation
 from gateway.api.operations.bulk import BEGIN_BULK
 from gateway.api.operations.dead import CAUSES, DEAD, DeadFilter
 from gateway.api.operations.events import DISCARD, REPLAY
-from gateway.base.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
-from gateway.console.request import PREFIX, ConsoleRequest, back_to, read_params
+from gateway.console.pages.bulk import act_on_each, begin_counted, read_action
+from gateway.console.request import ConsoleRequest, read_params
 from gateway.ledger.bulk import read_clock
 from gateway.ledger.filter import Filter
 from gateway.operations.bulk import Count, count_dead, count_dead_effects
@@ -62,9 +62,7 @@ def _is_countable(filters: Mapping[str, str]) -> bool:
 async def show_all(visit: ConsoleRequest) -> Response:
     """Show the effect of an action on all matches, for confirmation."""
     query = visit.query
-    action = query.get("action", "")
-    if action not in DONE:
-        raise BadRequest(f"action: found {action!r}; expected replay or discard")
+    action = read_action(query, DONE)
     # Resolve relative times now: "two hours ago" would be a different time when the form is sent.
     chosen = read_params(DeadFilter, {name: query.get(name) for name in FILTERS}).filter
     as_of = await read_clock(visit.office.ledger, None)
@@ -101,51 +99,18 @@ async def _count(visit: ConsoleRequest, chosen: Filter, as_of: datetime) -> Coun
 
 
 async def act_on_all(visit: ConsoleRequest) -> Response:
-    """Start the bulk operation.
-
-    It continues after the response, and its page shows the progress.
-    """
-    form, query = dict(await visit.form()), visit.query
-    chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
-    rate = read_rate(form.get("rate", "").strip())
-    effects = form.get("effects", "keep")
-    begun = await visit.ask(
-        BEGIN_BULK, **chosen, effects=effects, reason=form.get("reason"), rate=rate
-    )
-    if begun["bulk"] is None:
-        return back_to(f"{PREFIX}/dead", "Nothing matches any more.")
-    return back_to(f"{PREFIX}/bulk/{begun['bulk']['bulk_id']}")
-
-
-def read_rate(text: str) -> int | None:
-    """Read a rate. Empty means as fast as possible. Raises BadRequest if it is not a number."""
-    if text and not re.fullmatch("[0-9]{1,9}", text):
-        raise BadRequest(f"at most so many a second: found {text[:50]!r}; expected a number")
-    return int(text) if text else None
+    """Begin the bulk operation that was confirmed."""
+    return await begin_counted(visit, BEGIN_BULK, "dead", FILTERS, "effects")
 
 
 async def act_on_ticked(visit: ConsoleRequest) -> Response:
-    """Apply an action to the selected rows one by one, and report the rejected ones."""
+    """Replay or discard the ticked dead letters."""
     fields = await visit.form()
-    form = dict(fields)
-    ids = [value for name, value in fields if name == "delivery"]
-    if not ids:
-        raise CommandFailed("no row is ticked")
-    return back_to(visit.came_from, await _each(visit, form, ids))
+    form, ids = dict(fields), [value for name, value in fields if name == "delivery"]
+    action = read_action(form, DONE)
+    operation: Operation[Any, Any] = REPLAY if action == "replay" else DISCARD
 
+    async def act(id: str) -> None:
+        await visit.ask(operation, delivery_id=id, reason=form.get("reason"))
 
-async def _each(visit: ConsoleRequest, form: Mapping[str, str], ids: list[str]) -> str:
-    action = form.get("action", "")
-    if action not in DONE:
-        raise BadRequest(f"action: found {action!r}; expected replay or discard")
-    done, refused = 0, ""
-    for id in ids:
-        try:
-            if action == "replay":
-                await visit.ask(REPLAY, delivery_id=id, reason=form.get("reason"))
-            else:
-                await visit.ask(DISCARD, delivery_id=id, reason=form.get("reason"))
-            done += 1
-        except (BadRequest, NotFound, CommandFailed, TransitionRefused) as error:
-            refused = f" Not done: {error}."
-    return f"{done} of {len(ids)} {DONE[action]}.{refused}"
+    return await act_on_each(visit, ids, act, DONE[action])

@@ -14,9 +14,8 @@ from gateway.api.operations.effects import (
     RETRY_EFFECTS,
     EffectsFilter,
 )
-from gateway.base.errors import BadRequest, CommandFailed, NotFound, TransitionRefused
-from gateway.console.pages.dead import read_rate
-from gateway.console.request import PREFIX, ConsoleRequest, back_to, read_params
+from gateway.console.pages.bulk import act_on_each, begin_counted, read_action
+from gateway.console.request import ConsoleRequest, back_to, read_params
 
 FILTERS: Final = ("route", "handler", "effect", "error", "type", "account", "since", "until")
 PER_PAGE: Final = 50
@@ -46,7 +45,7 @@ async def show_effects(visit: ConsoleRequest) -> Response:
 async def show_all_effects(visit: ConsoleRequest) -> Response:
     """Count the matches for a confirmation page."""
     query = visit.query
-    action = _action(query)
+    action = read_action(query, DONE)
     # Resolve relative times now: "two hours ago" would be a different time when the form is sent.
     chosen = read_params(EffectsFilter, {name: query.get(name) for name in FILTERS}).filter
     count = await visit.ask(RESOLVE_ALL_EFFECTS, **chosen.given, action=action, dry_run=True)
@@ -62,35 +61,20 @@ async def show_all_effects(visit: ConsoleRequest) -> Response:
 
 
 async def resolve_all_effects(visit: ConsoleRequest) -> Response:
-    """Start the bulk operation.
-
-    It continues after the response, and its page shows the progress.
-    """
-    form, query = dict(await visit.form()), visit.query
-    chosen = {name: query.get(name) for name in (*FILTERS, "action", "as_of")}
-    rate = read_rate(form.get("rate", "").strip())
-    begun = await visit.ask(RESOLVE_ALL_EFFECTS, **chosen, reason=form.get("reason"), rate=rate)
-    if begun["bulk"] is None:
-        return back_to(f"{PREFIX}/effects", "Nothing matches any more.")
-    return back_to(f"{PREFIX}/bulk/{begun['bulk']['bulk_id']}")
+    """Begin the bulk operation that was confirmed."""
+    return await begin_counted(visit, RESOLVE_ALL_EFFECTS, "effects", FILTERS)
 
 
 async def resolve_ticked_effects(visit: ConsoleRequest) -> Response:
-    """Resolve the selected rows one by one, and report the rejected ones."""
+    """Resolve the ticked effects."""
     fields = await visit.form()
-    form = dict(fields)
-    chosen = [value.partition(" ") for name, value in fields if name == "effect"]
-    if not chosen:
-        raise CommandFailed("no row is ticked")
-    done, refused = 0, ""
-    for delivery_id, _, effect in chosen:
-        try:
-            await _resolve(visit, form, delivery_id, effect)
-            done += 1
-        except (BadRequest, NotFound, CommandFailed, TransitionRefused) as error:
-            refused = f" Not done: {error}."
-    notice = f"{done} of {len(chosen)} {DONE[_action(form)]}.{refused}"
-    return back_to(visit.came_from, notice)
+    form, ticked = dict(fields), [value for name, value in fields if name == "effect"]
+
+    async def act(value: str) -> None:
+        delivery_id, _, effect = value.partition(" ")
+        await _resolve(visit, form, delivery_id, effect)
+
+    return await act_on_each(visit, ticked, act, DONE[read_action(form, DONE)])
 
 
 async def resolve_effect(visit: ConsoleRequest) -> Response:
@@ -98,18 +82,11 @@ async def resolve_effect(visit: ConsoleRequest) -> Response:
     form = dict(await visit.form())
     effect = visit.query.get("effect", "")
     await _resolve(visit, form, visit.path("delivery_id"), effect)
-    return back_to(visit.came_from, f"{effect}: {DONE[_action(form)]}.")
+    return back_to(visit.came_from, f"{effect}: {DONE[read_action(form, DONE)]}.")
 
 
 async def _resolve(
     visit: ConsoleRequest, form: Mapping[str, str], delivery_id: str, effect: str
 ) -> None:
-    operation = RETRY_EFFECTS if _action(form) == "retry" else CONFIRM_EFFECTS
+    operation = RETRY_EFFECTS if read_action(form, DONE) == "retry" else CONFIRM_EFFECTS
     await visit.ask(operation, delivery_id=delivery_id, effect=effect, reason=form.get("reason"))
-
-
-def _action(given: Mapping[str, str]) -> str:
-    action = given.get("action", "")
-    if action not in DONE:
-        raise BadRequest(f"action: found {action!r}; expected retry or confirm")
-    return action
