@@ -919,7 +919,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a refusal that the handler caught does not hide an earlier call",
         "gateway/worker/effects.py",
-        "        if is_released and not begun.is_ordered:\n"
+        "        if is_released and not begun.is_requested:\n"
         "            self._open.discard(of.name)\n",
         "        self._open.discard(of.name)\n",
         "tests/integration/test_once.py::"
@@ -966,8 +966,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a retry that no run has made is listed again",
         "gateway/ledger/effects.sql",
-        "), ordered as (\n    update gateway.effects e set status = 'begun'\n    from kept k\n",
-        "), ordered as (\n    delete from gateway.effects e\n    using kept k\n",
+        "), requested as (\n    update gateway.effects e set status = 'begun'\n    from kept k\n",
+        "), requested as (\n    delete from gateway.effects e\n    using kept k\n",
         "tests/integration/test_effects.py::"
         "test_a_retry_for_which_the_handler_does_not_ask_any_more_is_listed_again",
     ),
@@ -1022,7 +1022,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a refused retry that an event made for another one is listed if its error is caught",
         "gateway/worker/effects.py",
-        "        if is_released and not begun.is_ordered:\n",
+        "        if is_released and not begun.is_requested:\n",
         "        if is_released:\n",
         "tests/integration/test_once_per_thing.py::"
         "test_a_refused_call_that_was_ordered_for_another_event_is_listed_if_its_error_is_caught",

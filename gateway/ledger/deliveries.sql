@@ -284,7 +284,7 @@ where d.id = $1;
 -- name: replay
 -- A fresh round of attempts, now, with its audit row. Refused while running, and once the body is gone.
 -- One with an order key runs now if it has the turn, else when it gets it (advance). With $4 its effects of unknown
--- outcome are ordered, too (retry_effects). Those that were done are never made again.
+-- outcome are requested, too (retry_effects). Those that were done are never made again.
 with kept as materialized (
     select id from gateway.deliveries where id = $1 and gateway.hold_payload(route, event_id)
 ), replayed as (
@@ -299,7 +299,7 @@ with kept as materialized (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
     select $2, 'replay', id, route, event_id, $3 from replayed
-), ordered as (
+), requested as (
     update gateway.effects e set status = 'begun', unknown_at = coalesce(e.unknown_at, now())
     from replayed r
     where $4 and e.delivery_id = r.id and e.made_by is null
@@ -308,7 +308,7 @@ with kept as materialized (
 ), noted_effects as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason)
     select $2, 'retry effect', r.id, r.route, r.event_id, o.name, $3
-    from ordered o
+    from requested o
     join replayed r on r.id = o.delivery_id
 )
 select r.id, r.route, r.handler, r.order_key, f.kept as effects_kept, f.unknown as effects_unknown
@@ -321,7 +321,7 @@ cross join lateral (
 ) f;
 
 -- name: count_effects_of
--- Effects of a delivery that were done, and whose outcome is unknown, without those of which a retry is ordered (effects_pkey).
+-- Effects of a delivery that were done, and whose outcome is unknown, without those of which a retry is requested (effects_pkey).
 select count(*) filter (where status = 'done') as kept,
        count(*) filter (
            where made_by is null and (status = 'unknown' or status = 'begun' and unknown_at is null)) as unknown
@@ -338,7 +338,7 @@ with discarded as (
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, reason)
     select $2, 'discard', id, route, event_id, $3 from discarded
-), listed as (  -- calls that may have been done, and retries that were ordered: no run makes them now
+), listed as (  -- calls that may have been done, and retries that were requested: no run makes them now
     update gateway.effects e set status = 'unknown', unknown_at = now()
     from discarded d
     where e.delivery_id = d.id and e.status = 'begun' and e.made_by is null

@@ -33,8 +33,8 @@ class Effect:
     """The begin of a call with an unknown outcome."""
     by_event: str | None = None
     """The event whose delivery has the effect, if it is another one."""
-    is_ordered: bool = False
-    """Whether a person ordered the call; the outcome of an earlier one is unknown."""
+    is_requested: bool = False
+    """Whether a person requested the call; the outcome of an earlier one is unknown."""
     earlier_error: str | None = None
     """The error of that earlier call."""
 
@@ -94,7 +94,7 @@ async def begin_effect(
 ) -> Effect:
     """Record that a call is about to be made.
 
-    If an earlier call has an unknown outcome: with `again`, or if a person has ordered a retry,
+    If an earlier call has an unknown outcome: with `again`, or if a person has requested a retry,
     record another one, else change nothing. Raises LeaseLost, having changed nothing, if the token
     is no longer valid.
     """
@@ -106,7 +106,7 @@ async def begin_effect(
             raise LeaseLost(f"delivery {lease.delivery_id} belongs to another run now")
         if row["is_begun"]:
             return Effect(
-                is_ours=True, is_ordered=bool(row["is_ordered"]), earlier_error=row["error"]
+                is_ours=True, is_requested=bool(row["is_requested"]), earlier_error=row["error"]
             )
         if row["is_another"]:
             raise ValueError(
@@ -169,7 +169,7 @@ async def _begin_of_key(
     if row["status"] == "done":
         return await _share_result(ledger, lease, of, holder, row, encryption)
     former = row["calls"], row["error"], row["begun_at"]
-    again = again or row["is_ordered"]
+    again = again or row["is_requested"]
     if again or row["status"] == "begun":
         await ledger.execute(QUERIES["take_effect_key"], *place, held["key"], mine, lease.token)
         names = of.name, of.key, holder, row["name"]
@@ -181,7 +181,7 @@ async def _begin_of_key(
         is_ours=again,
         begun_at=begun_at,
         by_event=by_event,
-        is_ordered=row["is_ordered"],
+        is_requested=row["is_requested"],
         earlier_error=row["error"],
     )
 
@@ -261,12 +261,12 @@ async def finish_effect(
 async def release_effect(ledger: Executor, lease: Lease, of: EffectName, begun: Effect) -> bool:
     """Delete a call that was not done, so that the next run, or another event's, makes it.
 
-    If an earlier call of this effect may have been done, the row is kept. If a person ordered this
-    call, the next run makes it all the same; else the outcome stays unknown: returns False.
+    If an earlier call of this effect may have been done, the row is kept. If a person requested
+    this call, the next run makes it all the same; else the outcome stays unknown: returns False.
     """
     ours = lease.delivery_id, of.name, lease.token
     key = lease.event.route, lease.handler, of.reserved, of.former_reserved
-    earlier = begun.is_ordered, begun.earlier_error
+    earlier = begun.is_requested, begun.earlier_error
     return await ledger.fetchval(QUERIES["release_effect"], *ours, *key, *earlier) is not None
 
 
@@ -278,7 +278,7 @@ async def note_effect_error(ledger: Executor, lease: Lease, name: str, error: st
 async def retry_effects(
     ledger: Executor, delivery_id: int, name: str | None, *, actor: str, reason: str | None
 ) -> tuple[list[str], list[int]]:
-    """Replay a delivery and order all its effects with an unknown outcome again, or one of them.
+    """Replay a delivery and request all its effects with an unknown outcome again, or one.
 
     Returns their names, and the deliveries that may run now. Raises TransitionRefused if that is
     impossible.
@@ -304,7 +304,7 @@ async def confirm_effects(
 ) -> list[str]:
     """Count the effects with an unknown outcome of a delivery, or one of them, as done.
 
-    This includes those with an ordered retry that no run has begun, and those of a dead letter.
+    This includes those with a requested retry that no run has begun, and those of a dead letter.
     Returns their names.
     """
     names = await _find_unknown(ledger, delivery_id, name, is_open_too=True)

@@ -49,7 +49,7 @@ returning true;
 
 -- name: begin_effect
 -- Under the current lease only. Begins the effect. One that was begun before and has no known outcome is begun again if $4 or
--- if a person has ordered that (retry_effects), and else stays as it is. $5 is the key of one that is once per key.
+-- if a person has requested that (retry_effects), and else stays as it is. $5 is the key of one that is once per key.
 with held as (
     select id from gateway.deliveries where id = $1 and lease_token = $2 for share
 ), begun as (
@@ -62,7 +62,7 @@ with held as (
 )
 select exists (select from held) as is_held, b.status is not null as is_begun,
        e.status, e.result, e.sealed, e.begun_at, e.error,
-       e.status = 'begun' and e.unknown_at is not null as is_ordered,
+       e.status = 'begun' and e.unknown_at is not null as is_requested,
        e.key is distinct from $5 and e.delivery_id is not null as is_another
 from (values (1)) as one
 left join begun b on true
@@ -98,7 +98,7 @@ for update skip locked;
 -- of its own: it must see what was committed before the key was held.
 select d.event_id, d.lease_token = e.token is true as is_running,
        e.name, e.status, e.calls, e.error, e.begun_at, e.result, e.sealed, e.delivery_id,
-       e.status = 'begun' and e.unknown_at is not null as is_ordered,
+       e.status = 'begun' and e.unknown_at is not null as is_requested,
        e.name is null and exists (
            select from gateway.effects
            where delivery_id = $1 and name in ($3, gateway.erased($3), $4, gateway.erased($4))
@@ -170,7 +170,7 @@ where delivery_id = $1 and name = $2 and token = $3
 returning true;
 
 -- name: release_effect
--- The call was not done. The row stays if an earlier call may have been done; if a person had ordered this one ($8), it is as it
+-- The call was not done. The row stays if an earlier call may have been done; if a person had requested this one ($8), it is as it
 -- was before, with the error of the earlier call ($9), and the next run calls. With the row goes its key, if it is once per key.
 with released as (
     delete from gateway.effects
@@ -198,7 +198,7 @@ where delivery_id = $1 and name = $2 and token = $3 and status = 'begun';
 
 -- name: mark_effects_unknown
 -- A delivery completes without the outcomes of these calls: its last run did not make them again (unknown="skip"),
--- caught their errors, or did not ask for them any more, even if a person had ordered them.
+-- caught their errors, or did not ask for them any more, even if a person had requested them.
 with held as (
     select id from gateway.deliveries where id = $1 and lease_token = $2 for share
 ), marked as (
@@ -323,10 +323,10 @@ left join lateral (
 order by w.unknown_at, w.delivery_id, w.name;
 
 -- name: retry_effects
--- Orders calls of unknown outcome and replays their deliveries: a person wants each made again, with its audit row. An effect
--- that is begun and keeps its unknown_at is ordered: the next run that asks for it begins it, and a delivery that completes
+-- Requests calls of unknown outcome again and replays their deliveries, each with its audit row. An effect
+-- that is begun and keeps its unknown_at is requested: the next run that asks for it begins it, and a delivery that completes
 -- without that is listed again. Effects that were done stay. Nothing happens to a delivery that runs, or has lost its payload.
--- In the order of ids, so that two orders never wait for each other in a circle.
+-- By ascending id, so that two of them never wait for each other in a circle.
 with given as (
     select * from unnest($1::bigint[], $2::text[]) as i (delivery_id, name)
 ), kept as materialized (
@@ -339,7 +339,7 @@ with given as (
     where id = any (array (select delivery_id from kept)) and status || '' <> 'running'
     order by id
     for update
-), ordered as (
+), requested as (
     update gateway.effects e set status = 'begun'
     from kept k
     where e.delivery_id = k.delivery_id and e.name = k.name and e.status = 'unknown'
@@ -351,23 +351,23 @@ with given as (
         not_before = null, cause = null,
         due_at = case when d.order_key is null or d.status = 'pending' and d.due_at < 'infinity'
                       then now() else 'infinity' end
-    where d.id = any (array (select delivery_id from ordered)) and d.status || '' <> 'running'
+    where d.id = any (array (select delivery_id from requested)) and d.status || '' <> 'running'
     returning d.id, d.route, d.event_id, d.handler, d.order_key
 ), noted as (
     insert into gateway.audit (actor, action, delivery_id, route, event_id, effect, reason, order_id)
     select $3, 'retry effect', r.id, r.route, r.event_id, o.name, $4, $5
-    from ordered o
+    from requested o
     join replayed r on r.id = o.delivery_id
 )
 select r.id, r.route, r.handler, r.order_key
 from kept k
-left join ordered o on o.delivery_id = k.delivery_id and o.name = k.name
+left join requested o on o.delivery_id = k.delivery_id and o.name = k.name
 left join replayed r on r.id = o.delivery_id
 order by r.id;
 
 -- name: confirm_effects
 -- A person knows that these calls were done, or does not want them: they count as done, without a result. So do those of which
--- a retry is ordered and not begun, and those of a dead letter. With audit rows (primary key).
+-- a retry is requested and not begun, and those of a dead letter. With audit rows (primary key).
 with confirmed as (
     update gateway.effects e
     set status = 'done', finished_at = now(), unknown_at = null
@@ -391,7 +391,7 @@ order by d.id;
 
 -- name: find_unknown_effects
 -- The effects of unknown outcome of one delivery, or those of a name, with or without its key; with $3 also those of which a
--- retry is ordered and not begun, and those of a dead letter (primary keys).
+-- retry is requested and not begun, and those of a dead letter (primary keys).
 select name from gateway.effects
 where delivery_id = $1
   and (status = 'unknown' or $3 and status = 'begun' and made_by is null and (

@@ -198,7 +198,7 @@ async def keep_right(connection: Connection) -> None:
     await connection.execute("select 1")
 
 
-async def begin(connection: Executor, order: ReconcileRequest) -> int:
+async def begin(connection: Executor, request: ReconcileRequest) -> int:
     """Begin a new run and return its id.
 
     Raises CommandFailed if another run of the route is active.
@@ -206,15 +206,15 @@ async def begin(connection: Executor, order: ReconcileRequest) -> int:
     try:
         id: int = await connection.fetchval(
             QUERIES["begin_reconciliation"],
-            order.route,
-            order.actor,
-            order.since,
-            order.until,
-            order.note,
-            order.dry_run,
+            request.route,
+            request.actor,
+            request.since,
+            request.until,
+            request.note,
+            request.dry_run,
         )
     except asyncpg.UniqueViolationError:
-        raise CommandFailed(f"a reconciliation of route {order.route!r} is under way") from None
+        raise CommandFailed(f"a reconciliation of route {request.route!r} is under way") from None
     return id
 
 
@@ -231,7 +231,7 @@ async def resume(connection: Executor, id: int, floor: datetime) -> None:
 async def start(connection: Executor, id: int) -> None:
     """Start a run. Raises CommandFailed if it was stopped before."""
     if await connection.fetchval(QUERIES["start_reconciliation"], id) is None:
-        raise CommandFailed(f"reconciliation {id} was stopped by another order")
+        raise CommandFailed(f"reconciliation {id} was taken over by another run")
 
 
 async def abandon(connection: Executor, route: str) -> None:
@@ -245,7 +245,7 @@ async def step(
     """Record the progress of a run. Raises CommandFailed if another run has taken over."""
     row = await connection.fetchval(QUERIES["step_reconciliation"], id, phase, cursor, listed)
     if row is None:
-        raise CommandFailed(f"reconciliation {id} was stopped by another order")
+        raise CommandFailed(f"reconciliation {id} was taken over by another run")
 
 
 async def count_up(connection: Executor, id: int, missing: int | None = None) -> None:

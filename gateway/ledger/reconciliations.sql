@@ -5,7 +5,7 @@ select pg_try_advisory_xact_lock(hashtextextended('reconcile ' || $1, 20261117))
 from set_config('idle_in_transaction_session_timeout', '0', true) as unbounded;
 
 -- name: begin_reconciliation
--- A new run, with an audit row where a person ordered it.
+-- A new run, with an audit row if a person started it.
 with begun as (
     insert into gateway.reconciliations (route, actor, since, until, note, dry_run)
     values ($1, $2, $3, $4, $5, $6)

@@ -359,11 +359,11 @@ class Effects:
     async def _release(self, of: EffectName, begun: Effect) -> bool:
         """Release an effect whose call was not done.
 
-        Return False if an earlier call may have been done and no operator has ordered this one: the
-        outcome then stays unknown.
+        Return False if an earlier call may have been done and no operator has requested this one:
+        the outcome then stays unknown.
         """
         is_released = await release_effect(self._ledger, self._lease, of, begun)
-        if is_released and not begun.is_ordered:
+        if is_released and not begun.is_requested:
             self._open.discard(of.name)
         return is_released
 

@@ -4,9 +4,9 @@ Whatever kills a process (out of memory, a crash in native code) also ends the o
 it, and the ledger does not know which one was at fault. A suspect therefore runs alone: a worker
 starts another process for it, which runs one suspect at a time and ends when none is due.
 
-The worker sends orders to the standard input of the isolated process: STOP and HURRY have the same
-effect as a first and a second SIGTERM for a worker. If the worker dies, the pipe is closed, which
-means STOP.
+The worker sends commands to the standard input of the isolated process: STOP and HURRY have the
+same effect as a first and a second SIGTERM for a worker. If the worker dies, the pipe is closed,
+which means STOP.
 """
 
 import asyncio
@@ -116,21 +116,21 @@ class IsolatedWorker:
         else:  # negative: the number of the signal
             log.warning("isolated_worker_lost", child_pid=process.pid, exit_code=code)
 
-    def _send(self, order: bytes) -> None:
+    def _send(self, command: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError, RuntimeError):  # it has ended
-                self._process.stdin.write(order)
+                self._process.stdin.write(command)
 
 
 def obey_parent(stop: Callable[[], None], hurry: Callable[[], None]) -> None:
-    """In the isolated process: follow the worker's orders, and stop when the worker is gone."""
+    """In the isolated process: follow the worker's commands, and stop when the worker is gone."""
     loop, fd = asyncio.get_running_loop(), sys.stdin.fileno()
 
     def read() -> None:
-        orders = os.read(fd, 1024)
-        if not orders:
+        commands = os.read(fd, 1024)
+        if not commands:
             loop.remove_reader(fd)
-        if HURRY in orders:
+        if HURRY in commands:
             hurry()
         else:
             stop()

@@ -14,7 +14,7 @@ returning greatest((select seen_at from latest) - now(), interval '0') as set_ba
 
 -- name: set_back
 -- The server's clock was set back: what became due, got its turn, or was leased by the time before would
--- wait until it comes again. Dead letters and effects of unknown outcome would be later than any order for all
+-- wait until it comes again. Dead letters and effects of unknown outcome would be later than any bulk operation
 -- of them, and be left out.
 with noticed as (
     update gateway.workers

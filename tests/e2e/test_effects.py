@@ -211,7 +211,7 @@ async def test_a_replay_says_before_and_after_what_it_does_about_effects(
             await until(lambda: _all(ledger, "dead", 2))
 
             kept = await shop.run("replay", "--dead", "--yes")
-            before, _, after = kept.partition("Order 1 is done: ")
+            before, _, after = kept.partition("Bulk operation 1 is done: ")
             assert "2 dead letters match." in before
             assert (
                 "2 effects that were done are not made again; 2 effects of unknown outcome will not"
@@ -227,7 +227,7 @@ async def test_a_replay_says_before_and_after_what_it_does_about_effects(
 
             is_broken = False
             retried = await shop.run("replay", "--dead", "--effects", "retry", "--yes")
-            before, _, after = retried.partition("Order 2 is done: ")
+            before, _, after = retried.partition("Bulk operation 2 is done: ")
             assert (
                 "2 effects that were done are not made again;"
                 " 2 effects of unknown outcome will be made again." in before

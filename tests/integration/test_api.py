@@ -213,7 +213,7 @@ async def test_another_method_is_told_which_there_are(api: httpx.AsyncClient) ->
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-async def test_a_pause_is_ordered_listed_and_ended(
+async def test_a_pause_is_begun_listed_and_ended(
     api: httpx.AsyncClient, database_url: str, ledger: Reader
 ) -> None:
     await claim_all(database_url, [make_claim("evt_1")])
@@ -261,7 +261,7 @@ async def test_an_erasure_is_counted_first_and_needs_a_reason(
     assert gone.status_code == 404
 
 
-async def test_a_prune_is_ordered_in_pieces(api: httpx.AsyncClient, database_url: str) -> None:
+async def test_a_prune_runs_in_pieces(api: httpx.AsyncClient, database_url: str) -> None:
     old = datetime.now(UTC) - timedelta(days=400)
     claims = [make_claim(handlers=[], route=r, received_at=old) for r in ("stripe", "gone")]
     await claim_all(database_url, claims)

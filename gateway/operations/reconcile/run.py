@@ -149,7 +149,7 @@ class ReconcileRun:
         await self.progress.beat(now=True)
 
     @property
-    def _is_ordered(self) -> bool:
+    def _is_requested(self) -> bool:
         """Whether a user started the run.
 
         Such a run retries gaps that were given up, and gives up none for too many requests.
@@ -180,7 +180,7 @@ class ReconcileRun:
             self.route.name,
             self.row["id"],
             [event.missing for event in missing],
-            again=self._is_ordered,
+            again=self._is_requested,
         )
 
     async def _give_up_old(self) -> None:
@@ -188,7 +188,7 @@ class ReconcileRun:
         await give_up_old(
             self.connection,
             self.row["id"],
-            asks=NEVER if self._is_ordered else MOST_ASKS,
+            asks=NEVER if self._is_requested else MOST_ASKS,
             patience=UNDER_WAY,
             kept_since=bounds.kept_since,
             known_since=bounds.known_since,

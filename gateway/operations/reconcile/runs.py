@@ -87,7 +87,7 @@ async def begin(
         now = await read_clock(connection, None)
         await ledger.abandon(connection, route.name)
         since, note = cut(route, since or await _go_on_from(connection, route, actor, now), now)
-        order = ReconcileRequest(
+        request = ReconcileRequest(
             route=route.name,
             actor=actor,
             since=since,
@@ -95,7 +95,7 @@ async def begin(
             note=note,
             dry_run=dry_run,
         )
-        return await ledger.begin(connection, order)
+        return await ledger.begin(connection, request)
 
 
 async def resume(
