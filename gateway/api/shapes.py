@@ -203,37 +203,6 @@ class AuditRow(TypedDict):
     reason: str | None
 
 
-class PauseRow(TypedDict):
-    """A pause. Without a handler it applies to the whole route."""
-
-    route: str
-    handler: str | None
-    actor: str
-    reason: str | None
-    since: datetime
-
-
-class PausedAnswer(TypedDict):
-    """The result of a pause."""
-
-    route: str
-    handler: str | None
-    since: datetime
-    is_new: bool
-    running: int
-    waiting: int
-
-
-class ResumedAnswer(TypedDict):
-    """The result of a resume, with the pauses that are left."""
-
-    route: str
-    handler: str | None
-    since: datetime
-    waiting: int
-    still_paused: list[PauseRow]
-
-
 class Group(TypedDict):
     """Deliveries with a common error, or events with a common type."""
 

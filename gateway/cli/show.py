@@ -12,11 +12,12 @@ import typer
 
 from gateway.api.operations.events import REVEAL, SHOW, RevealParams, ShowParams
 from gateway.api.operations.pauses import PAUSES, PausesParams
-from gateway.api.shapes import EventDetail, PauseRow
+from gateway.api.shapes import EventDetail
 from gateway.base.errors import CommandFailed
 from gateway.base.model import payload_bytes
 from gateway.cli.asking import AsJson, Reason, RouteName, Url, ask, given
 from gateway.cli.output import cell, console, print_json, printable
+from gateway.operations.pause import PauseRow
 from gateway.operations.record import record, save
 from gateway.privacy.redaction import WHOLE
 

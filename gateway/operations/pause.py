@@ -1,8 +1,10 @@
 """Pause and resume handlers across all workers."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from datetime import datetime
+
+from typing_extensions import TypedDict
 
 from gateway.base.errors import CommandFailed, NotFound
 from gateway.base.names import NO_NAMES, Names
@@ -18,8 +20,17 @@ from gateway.ledger.pauses import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
+class PauseRow(TypedDict):
+    """A pause. Without a handler it applies to the whole route."""
+
+    route: str
+    handler: str | None
+    actor: str
+    reason: str | None
+    since: datetime
+
+
+class PausedAnswer(TypedDict):
     """The result of a pause."""
 
     route: str
@@ -32,8 +43,7 @@ class Paused:
     waiting: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class ResumedAnswer(TypedDict):
     """The result of a resume."""
 
     route: str
@@ -41,10 +51,14 @@ class Resumed:
     since: datetime
     """When the ended pause began."""
     waiting: int
-    still_paused: tuple[Pause, ...]
+    still_paused: list[PauseRow]
     """Other pauses that still hold back some or all of the deliveries."""
-    due: tuple[int, ...]
-    """Ids of deliveries that are due, to wake workers with."""
+
+
+def pause_row(pause: Pause) -> PauseRow:
+    """Convert a pause to a row of the listing."""
+    row: PauseRow = asdict(pause)  # type: ignore[assignment]
+    return row
 
 
 async def pause(
@@ -56,7 +70,7 @@ async def pause(
     reason: str,
     configured: Callable[[], Iterable[Handler]],
     names: Names = NO_NAMES,
-) -> Paused:
+) -> PausedAnswer:
     """Pause a handler, or all handlers of a route. Raises NotFound for an unknown name.
 
     The configuration is only read for names that are not in the ledger.
@@ -68,9 +82,14 @@ async def pause(
             raise NotFound(_unknown(known, route, handler, names))
     since, is_new = await pauses.pause(ledger, route, handler, actor=actor, reason=reason)
     running, waiting = await count_held(ledger, route, handler)
-    return Paused(
-        route=route, handler=handler, since=since, is_new=is_new, running=running, waiting=waiting
-    )
+    return {
+        "route": route,
+        "handler": handler,
+        "since": since,
+        "is_new": is_new,
+        "running": running,
+        "waiting": waiting,
+    }
 
 
 async def resume(
@@ -81,8 +100,11 @@ async def resume(
     actor: str,
     reason: str | None,
     names: Names = NO_NAMES,
-) -> Resumed:
-    """End a pause. Raises CommandFailed if there is none."""
+) -> tuple[ResumedAnswer, Sequence[int]]:
+    """End a pause. Raises CommandFailed if there is none.
+
+    Also returns the ids of deliveries that are due, to wake workers with.
+    """
     ended = await pauses.resume(ledger, route, handler, actor=actor, reason=reason)
     others = [other for other in await list_pauses(ledger) if other.route == route]
     if ended is None:
@@ -90,14 +112,14 @@ async def resume(
     known = await list_known_handlers(ledger)
     freed = [key for key in known if ended.holds(*key) and not any(p.holds(*key) for p in others)]
     _, waiting = await count_held(ledger, route, handler)
-    return Resumed(
-        route=route,
-        handler=handler,
-        since=ended.since,
-        waiting=waiting,
-        still_paused=tuple(p for p in others if None in (p.handler, handler)),
-        due=tuple(await find_resumed(ledger, freed)),
-    )
+    answer: ResumedAnswer = {
+        "route": route,
+        "handler": handler,
+        "since": ended.since,
+        "waiting": waiting,
+        "still_paused": [pause_row(p) for p in others if None in (p.handler, handler)],
+    }
+    return answer, await find_resumed(ledger, freed)
 
 
 def _is_known(known: Iterable[Handler], route: str, handler: str | None) -> bool:

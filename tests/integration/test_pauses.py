@@ -344,12 +344,12 @@ async def test_a_resume_says_what_is_still_paused_and_wakes_only_what_is_not(
     await hold(connection)
     with pytest.raises(CommandFailed, match="but all of stripe is"):
         await resume(connection, "stripe", "handlers.other", actor="ann", reason=None)
-    resumed = await resume(connection, "stripe", None, actor="ann", reason=None)
-    assert resumed.due == (answer.delivery_ids[1],)
-    assert [other.handler for other in resumed.still_paused] == ["handlers.count"]
+    resumed, due = await resume(connection, "stripe", None, actor="ann", reason=None)
+    assert due == [answer.delivery_ids[1]]
+    assert [other["handler"] for other in resumed["still_paused"]] == ["handlers.count"]
     with pytest.raises(CommandFailed, match=r"only handlers\.count, to be resumed by name"):
         await resume(connection, "stripe", None, actor="ann", reason=None)
-    resumed = await resume(connection, *COUNT, actor="ann", reason=None)
-    assert (resumed.due, resumed.waiting) == ((answer.delivery_ids[0],), 1)
+    resumed, due = await resume(connection, *COUNT, actor="ann", reason=None)
+    assert (due, resumed["waiting"]) == ([answer.delivery_ids[0]], 1)
     with pytest.raises(CommandFailed, match=r"stripe handlers\.count is not paused"):
         await resume(connection, *COUNT, actor="ann", reason=None)

@@ -2,18 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Annotated
 
 from pydantic import Field
 
 from gateway.api.operation import Operation, Params
 from gateway.api.parameters import Text
-from gateway.api.shapes import PausedAnswer, PauseRow, ResumedAnswer
 from gateway.base.errors import ConfigInvalid
-from gateway.ledger.pauses import Handler, Pause, list_pauses
+from gateway.ledger.pauses import Handler, list_pauses
 from gateway.operations.context import OperationContext
-from gateway.operations.pause import pause, resume
+from gateway.operations.pause import (
+    PausedAnswer,
+    PauseRow,
+    ResumedAnswer,
+    pause,
+    pause_row,
+    resume,
+)
 
 RouteOf = Annotated[Text, Field(description="The route.")]
 HandlerOf = Annotated[
@@ -41,55 +46,41 @@ class ResumeParams(Params):
     reason: Annotated[Text | None, Field(description="Why, for the audit log.")] = None
 
 
-def pause_row(pause: Pause) -> PauseRow:
-    """Convert a pause to a row of the listing."""
-    row: PauseRow = asdict(pause)  # type: ignore[assignment]
-    return row
+async def _pauses(context: OperationContext, _: PausesParams) -> list[PauseRow]:
+    return [pause_row(pause) for pause in await list_pauses(context.ledger)]
 
 
-async def _pauses(office: OperationContext, _: PausesParams) -> list[PauseRow]:
-    return [pause_row(pause) for pause in await list_pauses(office.ledger)]
-
-
-async def _pause(office: OperationContext, params: PauseParams) -> PausedAnswer:
-    paused = await pause(
-        office.ledger,
+async def _pause(context: OperationContext, params: PauseParams) -> PausedAnswer:
+    return await pause(
+        context.ledger,
         params.route,
         params.handler,
-        actor=office.actor,
+        actor=context.actor,
         reason=params.reason,
-        configured=lambda: list(_configured(office)),
-        names=office.names,
+        configured=lambda: list(_configured(context)),
+        names=context.names,
     )
-    answer: PausedAnswer = asdict(paused)  # type: ignore[assignment]
-    return answer
 
 
-def _configured(office: OperationContext) -> Iterator[Handler]:
+def _configured(context: OperationContext) -> Iterator[Handler]:
     """Return every route with its handlers, and by itself. Empty if the project is not loadable."""
     with suppress(ConfigInvalid):
-        project = office.project
+        project = context.project
         yield from ((route.name, "") for route in project.config.routes)
         yield from (subscription.key for subscription in project.registry.subscriptions)
 
 
-async def _resume(office: OperationContext, params: ResumeParams) -> ResumedAnswer:
-    resumed = await resume(
-        office.ledger,
+async def _resume(context: OperationContext, params: ResumeParams) -> ResumedAnswer:
+    answer, due = await resume(
+        context.ledger,
         params.route,
         params.handler,
-        actor=office.actor,
+        actor=context.actor,
         reason=params.reason,
-        names=office.names,
+        names=context.names,
     )
-    await office.wake(resumed.due)
-    return {
-        "route": resumed.route,
-        "handler": resumed.handler,
-        "since": resumed.since,
-        "waiting": resumed.waiting,
-        "still_paused": [pause_row(pause) for pause in resumed.still_paused],
-    }
+    await context.wake(due)
+    return answer
 
 
 PAUSES = Operation(
