@@ -24,9 +24,9 @@ from gateway.config.routes import Route, load_config
 from gateway.providers.samples import Recorded, make_sample
 from gateway.testing.rehearse import outages
 from gateway.testing.rehearse.answers import Answers, load_answers
-from gateway.testing.rehearse.events import evenly, find_occasions
+from gateway.testing.rehearse.events import evenly, find_occasions, without_sample
 from gateway.testing.rehearse.guard import RehearsalGuard, RehearsalLoop, rehearsing
-from gateway.testing.rehearse.made_up import wanted_rows
+from gateway.testing.rehearse.made_up import MadeUp, wanted_rows
 from gateway.testing.rehearse.mail import recorded_mail
 from gateway.testing.rehearse.outages import HTTP, RESOURCE, quick_sleeps
 from gateway.testing.rehearse.pairs import Relation, find_pairs, find_relatives, run_in_turn
@@ -454,6 +454,31 @@ def test_a_handler_is_tried_on_the_samples_of_its_types(route: Route) -> None:
     assert [occasion.envelope.livemode for occasion in live] == [True]
     unwanted = replace(route, types=("charge.*",))
     assert not find_occasions(subscription("invoice.paid"), unwanted, {}, NOW)
+
+
+def test_a_named_type_without_a_sample_is_tried_with_the_object_of_other_types(
+    route: Route,
+) -> None:
+    handler = subscription(
+        "invoice.voided", "charge.dispute.closed", "invoice.pai?", "file.created"
+    )
+    occasions = find_occasions(handler, route, {}, NOW)
+    assert [occasion.label for occasion in occasions] == [
+        "invoice.paid",
+        "invoice.voided (with the invoice of other events)",
+        "charge.dispute.closed (with the dispute of other events)",
+    ]
+    voided = occasions[1]
+    assert voided.envelope.type == voided.payload["type"] == "invoice.voided"
+    invoice = voided.payload["data"]["object"]
+    assert (invoice["object"], invoice["id"][:3]) == ("invoice", "in_")
+    assert find_pairs(handler, occasions, NOW)
+    row = MadeUp(table="invoices", sql="", arguments=())
+    with_row = voided.with_row(row)
+    assert with_row is not None
+    assert with_row.label == f"{voided.label}, with a row made up in invoices"
+    assert without_sample(handler, occasions) == ["file.created"]
+    assert not find_occasions(subscription("invoice.v*"), route, {}, NOW)  # no type is named
 
 
 def test_recorded_events_take_the_place_of_samples(route: Route) -> None:

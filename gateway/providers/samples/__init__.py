@@ -13,6 +13,7 @@ from gateway.providers.samples.sample import (
     make_sample,
     receive_alone,
     sample_types,
+    shared_object,
 )
 from gateway.providers.samples.successor import make_successor
 
@@ -28,4 +29,5 @@ __all__ = [
     "receive_alone",
     "sample_types",
     "says_its_type",
+    "shared_object",
 ]

@@ -49,6 +49,16 @@ def sample_types(provider: str) -> tuple[str, ...]:
     return ()
 
 
+def shared_object(provider: str, type: str) -> str | None:
+    """Return the kind of the object that a sample of this type has in common with other types.
+
+    None if the type has a template of its own, or if there is no template of its object either.
+    """
+    if provider != "stripe" or not _STRIPE_TYPE.fullmatch(type) or type in sample_types(provider):
+        return None
+    return _stripe_kind(type) if _stripe_family(type) in list_templates("stripe/objects") else None
+
+
 def make_sample(
     provider: str | Provider, type: str, *, now: datetime, livemode: bool = False
 ) -> Sample:
@@ -134,16 +144,20 @@ def _stripe_template(type: str) -> Any:
     if type.startswith(THIN):
         return load_template("stripe/parts/thin")
     event = load_template("stripe/parts/event")
-    kind = type.rpartition(".")[0]
-    if kind in list_templates("stripe/objects"):
-        return {**event, "data": {"object": load_template(f"stripe/objects/{kind}")}}
+    family = _stripe_family(type)
+    if family in list_templates("stripe/objects"):
+        return {**event, "data": {"object": load_template(f"stripe/objects/{family}")}}
     return event
 
 
 def _stripe_kind(type: str) -> str:
-    prefix = type.rpartition(".")[0]
-    parent, _, child = prefix.partition(".")
-    return child if child and parent in _PARENTS else prefix
+    family = _stripe_family(type)
+    parent, _, child = family.partition(".")
+    return child if child and parent in _PARENTS else family
+
+
+def _stripe_family(type: str) -> str:
+    return type.rpartition(".")[0]
 
 
 def _make_github(type: str, now: datetime, livemode: bool) -> Sample:

@@ -19,6 +19,7 @@ from gateway.providers.samples import (
     make_sample,
     receive_alone,
     sample_types,
+    shared_object,
 )
 from gateway.testing.rehearse.made_up import MadeUp
 
@@ -38,8 +39,8 @@ class RehearsedEvent:
     envelope: Envelope
     headers: Mapping[str, str]
     body: bytes
-    label: str
-    """The event's type, and the file in which it was recorded."""
+    name: str
+    """The event's type, and its origin if it is no sample of that type."""
     rows: tuple[MadeUp, ...] = ()
     """The rows to insert into the user's tables before the run."""
 
@@ -47,14 +48,16 @@ class RehearsedEvent:
     def payload(self) -> Any:
         return orjson.loads(self.body)
 
+    @property
+    def label(self) -> str:
+        tables = ", ".join(row.table for row in self.rows)
+        return f"{self.name}, with a row made up in {tables}" if tables else self.name
+
     def with_row(self, row: MadeUp) -> "RehearsedEvent | None":
         """Return the event with one more row, or None if its table already has an invented row."""
         if any(row.table == other.table for other in self.rows):
             return None
-        rows = (*self.rows, row)
-        tables = ", ".join(other.table for other in rows)
-        label = f"{self.envelope.type}, with a row made up in {tables}"
-        return replace(self, rows=rows, label=label)
+        return replace(self, rows=(*self.rows, row))
 
     def claim(self, handler: str, received_at: datetime) -> Claim:
         """Return the claim that the endpoint would make, for one handler."""
@@ -89,7 +92,11 @@ class RehearsedEvent:
 def find_occasions(
     subscription: Subscription, route: Route, recorded: Mapping[str, Recorded], now: datetime
 ) -> list[RehearsedEvent]:
-    """Return the recorded events that the handler takes, or else samples of its types."""
+    """Return the recorded events that the handler takes, or else samples of its types.
+
+    A type that the handler names, and that has no template, is tried with the object of other types
+    if there is one. It may not be in the state in which that type is sent.
+    """
     own = [
         make_occasion(route, item.sample, item.headers, now, f"{item.type} ({file})")
         for file, item in recorded.items()
@@ -97,12 +104,15 @@ def find_occasions(
     ]
     if own or route.provider.is_queue:
         return own
+    provider = route.provider.name
+    names = {type: type for type in sample_types(provider) if takes(subscription, type)}
+    for type in subscription.types:
+        if (kind := shared_object(provider, type)) is not None:
+            names[type] = f"{type} (with the {kind} of other events)"
     samples = (
-        make_sample(route.provider.name, type, now=now - AGE, livemode=bool(route.livemode))
-        for type in sample_types(route.provider.name)
-        if takes(subscription, type)
+        make_sample(provider, type, now=now - AGE, livemode=bool(route.livemode)) for type in names
     )
-    occasions = [make_occasion(route, sample, {}, now, sample.type) for sample in samples]
+    occasions = [make_occasion(route, sample, {}, now, names[sample.type]) for sample in samples]
     return [occasion for occasion in occasions if route.wants(occasion.envelope)]
 
 
@@ -112,7 +122,7 @@ def takes(subscription: Subscription, type: str) -> bool:
 
 
 def make_occasion(
-    route: Route, sample: Sample, headers: Mapping[str, str], now: datetime, label: str
+    route: Route, sample: Sample, headers: Mapping[str, str], now: datetime, name: str
 ) -> RehearsedEvent:
     """Return the event as the route would receive it."""
     sent = receive_alone(route.provider, sample, now=now, headers=headers)
@@ -122,7 +132,7 @@ def make_occasion(
         envelope=route.provider.read(sent),
         headers={name: value for name, value in sent.headers.items() if name not in hidden},
         body=sent.body,
-        label=label,
+        name=name,
     )
 
 
@@ -135,7 +145,7 @@ def make_job(
         envelope=Envelope(id=id, type=type, occurred_at=occurred_at),
         headers={},
         body=orjson.dumps(payload),
-        label=type,
+        name=type,
     )
 
 
