@@ -1989,6 +1989,22 @@ SAFEGUARDS: Final = (
         "tests/integration/test_names.py::test_two_names_that_both_have_a_history_are_refused",
     ),
     Safeguard(
+        "a typing error in formerly does not count as history",
+        "gateway/ledger/names.py",
+        '        with_history = {row["name"] for row in rows}\n',
+        "        with_history = set(candidates)\n",
+        "tests/integration/test_names.py"
+        "::test_a_typing_error_in_formerly_can_be_corrected_while_nothing_has_run_under_it",
+    ),
+    Safeguard(
+        "a corrected name gets the history of its right former name",
+        "gateway/ledger/sql/names.sql",
+        "set identity = excluded.identity, seen_at",
+        "set seen_at",
+        "tests/integration/test_names.py"
+        "::test_a_typing_error_in_formerly_can_be_corrected_while_nothing_has_run_under_it",
+    ),
+    Safeguard(
         "a backfill does not run what a renamed handler has done",
         "gateway/operations/bulk.py",
         "    if gone:\n",

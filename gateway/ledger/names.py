@@ -109,28 +109,38 @@ class _Settling:
     def _renamed(self) -> set[str]:
         return set(self._known.identities.values())
 
+    def _candidates(self, one: Declared) -> list[str]:
+        """Return the identities of the names of a thing. Only one of them may have a history."""
+        return list(dict.fromkeys(map(self._known.identity, (one.name, *one.formerly))))
+
     def _note(self, one: Declared, identity: str) -> None:
         if self._known.label(identity) != one.name:
             self.rows.append((self._kind, one.name, identity, True))
+        # The other candidates never ran, such as a typing error in `formerly`: their names move.
+        given_up = {other for other in self._candidates(one) if other != identity}
+        moving = [name for name, other in self._known.identities.items() if other in given_up]
         self.rows += [
-            (self._kind, former, identity, False)
-            for former in one.formerly
-            if former != identity and former not in self._known.identities
+            (self._kind, name, identity, False)
+            for name in dict.fromkeys((*one.formerly, *moving))
+            if name not in (one.name, identity) and self._known.identity(name) != identity
         ]
 
     async def _identity(self, one: Declared) -> str:
         """Return the identity of a name: the only one of its names that has a history."""
-        own = self._known.identity(one.name)
-        candidates = dict.fromkeys((own, *map(self._known.identity, one.formerly)))
+        candidates = self._candidates(one)
         if len(candidates) == 1:
-            return own
-        rows = await self._connection.fetch(QUERIES[HISTORY[self._kind]], list(candidates))
-        with_history = {row["name"] for row in rows} | (candidates.keys() & self._renamed)
+            return candidates[0]
+        rows = await self._connection.fetch(QUERIES[HISTORY[self._kind]], candidates)
+        with_history = {row["name"] for row in rows}
         found = [name for name in candidates if name in with_history]
         if len(found) > 1:
             self.problems.append(self._both(one, found))
-        # Nothing has run yet: the oldest name, under which running old code will keep what it does.
-        return found[0] if found else list(candidates)[-1]
+        if found:
+            return found[0]
+        # Nothing has run yet: the identity that running code has, unless it was a typing error,
+        # or the oldest name, under which running old code will keep what it does.
+        kept = [name for name in candidates if name in self._renamed and name in one.formerly]
+        return [*kept, candidates[-1]][0]
 
     def _both(self, one: Declared, found: Sequence[str]) -> Problem:
         first, *others = found

@@ -9,12 +9,14 @@ from gateway.names
 order by seen_at, kind, name;
 
 -- name: keep_names
--- Keeps what names stand for (primary key). A name never changes its identity; the last one to be seen is the current one.
+-- Keeps what names stand for (primary key). A name changes its identity only if nothing has run under the former identity; the
+-- last one to be seen is the current one.
 insert into gateway.names (kind, name, identity, seen_at)
 select kind, name, identity, case when is_current then clock_timestamp() else '-infinity' end
 from unnest($1::text[], $2::text[], $3::text[], $4::boolean[]) as n (kind, name, identity, is_current)
 order by kind, name
-on conflict (kind, name) do update set seen_at = greatest(names.seen_at, excluded.seen_at);
+on conflict (kind, name) do update
+set identity = excluded.identity, seen_at = greatest(names.seen_at, excluded.seen_at);
 
 -- name: find_route_history
 -- Which of these routes have events (primary key).

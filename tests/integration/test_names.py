@@ -317,6 +317,78 @@ async def test_two_names_that_both_have_a_history_are_refused(
     assert await ledger.value("select count(*) from gateway.names") == 0
 
 
+TYPO = "handlers.billing.on_chekout"
+
+
+async def test_a_typing_error_in_formerly_can_be_corrected_while_nothing_has_run_under_it(
+    database_url: str, ledger: Reader
+) -> None:
+    mail = Mail()
+    old = make_project(database_url, named(mail.handler, OLD))
+    await claim(old, "evt_1")
+    await run_all(old, ledger)
+    names = await settle(make_project(database_url, named(mail.handler, NEW, (TYPO,))))
+    assert names.handlers.identity(NEW) == TYPO
+    moved = make_project(database_url, named(mail.handler, NEWEST, (NEW,)))
+    assert (await settle(moved)).handlers.identity(NEWEST) == TYPO
+    new = make_project(database_url, named(mail.handler, NEWEST, (NEW, OLD)))
+    for keep in (False, True):
+        names = await settle(new, keep=keep)
+        assert [names.handlers.identity(name) for name in (NEWEST, NEW)] == [OLD, OLD]
+    kept = (await read_names(database_url)).handlers
+    assert kept.identities == {NEWEST: OLD, NEW: OLD}
+    assert kept.label(OLD) == NEWEST
+    await claim(new, "evt_2")
+    await run_all(new, ledger)
+    assert await deliver(new, NEWEST) == 0
+    assert mail.receipts == ["evt_1", "evt_2"]
+
+
+async def test_names_that_only_the_ledger_has_are_corrected_with_a_typing_error(
+    database_url: str, ledger: Reader
+) -> None:
+    mail = Mail()
+    old = make_project(database_url, named(mail.handler, OLD))
+    await claim(old, "evt_1")
+    await run_all(old, ledger)
+    await settle(make_project(database_url, named(mail.handler, NEW, (TYPO,))))
+    await settle(make_project(database_url, named(mail.handler, NEWEST, (TYPO,))))
+    await settle(make_project(database_url, named(mail.handler, NEWEST, (OLD,))))
+    assert (await read_names(database_url)).handlers.identities == {NEWEST: OLD, NEW: OLD}
+
+
+async def test_a_typing_error_in_formerly_under_which_events_have_run_is_refused(
+    database_url: str, ledger: Reader
+) -> None:
+    mail = Mail()
+    for id, *more in (("evt_1", OLD), ("evt_2", NEW, (TYPO,))):
+        project = make_project(database_url, named(mail.handler, *more))
+        await claim(project, id)
+        await run_all(project, ledger)
+    with pytest.raises(ConfigInvalid, match=f"{TYPO} has run and {OLD} has run, too"):
+        await settle(make_project(database_url, named(mail.handler, NEW, (OLD,))))
+
+
+async def test_a_typing_error_in_formerly_of_a_route_can_be_corrected(
+    database_url: str, ledger: Reader
+) -> None:
+    await claim(make_project(database_url), "evt_1")
+    for former in ("stirpe", "stripe"):
+        config = make_config(make_route("payments", formerly=(former,)))
+        names = await settle(make_project(database_url, config=config))
+        assert names.routes.identity("payments") == former
+    assert (await read_names(database_url)).routes.identities == {"payments": "stripe"}
+
+
+async def test_a_name_keeps_its_identity_when_an_older_name_is_added_and_nothing_has_run(
+    database_url: str, ledger: Reader
+) -> None:
+    mail = Mail()
+    for former in ((NEW,), (NEW, OLD)):
+        names = await settle(make_project(database_url, named(mail.handler, NEWEST, former)))
+        assert names.handlers.identity(NEWEST) == NEW
+
+
 async def test_two_routes_that_both_have_events_are_refused(
     database_url: str, ledger: Reader
 ) -> None:
