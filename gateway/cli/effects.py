@@ -203,7 +203,7 @@ def _resolve_each(
         targets = dict[tuple[int, str | None], None]()
         for id in ids:
             try:
-                targets.update(dict.fromkeys(await _find(desk, id, doing, **filters)))
+                targets.update(dict.fromkeys(await _find(desk, id, **filters)))
             except CommandFailed as refusal:
                 refusals.append(str(refusal))
         for delivery_id, effect in targets:
@@ -226,7 +226,6 @@ def _resolve_each(
 async def _find(
     desk: OperationClient,
     id: str,
-    doing: EffectAction,
     *,
     route: str | None = None,
     handler: str | None = None,
@@ -235,8 +234,7 @@ async def _find(
     """Return the delivery, or those that have the effects of the event, with the effect's name.
 
     Without a name, all effects of unknown outcome of the delivery are meant. An effect that the
-    delivery of another event has, under the same key, is resolved there. One of a dead letter can
-    be confirmed; a replay makes it again.
+    delivery of another event has, under the same key, is resolved there.
     """
     if is_delivery_id(id, route):
         if not 1 <= int(id) <= LARGEST_ID:
@@ -246,7 +244,7 @@ async def _find(
     found = dict[tuple[int, str | None], None]()
     dead = {item["delivery_id"] for item in event["deliveries"] if item["status"] == "dead"}
     for row in (row for delivery in event["deliveries"] for row in delivery["effects"]):
-        is_of_dead = doing is EffectAction.CONFIRM and row["delivery_id"] in dead
+        is_of_dead = row["delivery_id"] in dead  # to be confirmed: a retry is refused with advice
         if row["status"] == "done" or not (row["made_by"] or row["unknown_at"] or is_of_dead):
             continue
         if row["made_by"] is None:

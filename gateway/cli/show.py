@@ -210,7 +210,7 @@ def _print_delivery(delivery: dict[str, Any], shown: bool) -> None:
         for text in f"{attempt['error'] or ''}{more}".splitlines():
             out.print(f"      {printable(text)}", markup=False, style="dim")
     for effect in delivery["effects"]:
-        out.print(f"    {_effect_line(effect, shown)}", markup=False)
+        out.print(f"    {_effect_line(delivery, effect, shown)}", markup=False)
     for entry in delivery["audit"]:
         why = f": {printable(entry['reason'])}" if entry["reason"] else ""
         who = printable(entry["actor"])
@@ -236,7 +236,7 @@ def _turn_line(delivery: dict[str, Any]) -> str:
     return f"{waits}, behind delivery {holder} ({delivery['held_by_status']})"
 
 
-def _effect_line(effect: dict[str, Any], shown: bool) -> str:
+def _effect_line(delivery: dict[str, Any], effect: dict[str, Any], shown: bool) -> str:
     name = printable(effect["name"])
     if effect["made_by"] is not None:
         return f"once {name}: {_kept_line(effect, shown)}"
@@ -245,6 +245,9 @@ def _effect_line(effect: dict[str, Any], shown: bool) -> str:
     line = f"once {name}: {_unknown(effect)}, called {cell(effect['begun_at'])}"
     if effect["status"] == "begun" and effect["unknown_at"] is not None:
         return f"{line}; a retry is requested"
+    if effect["status"] == "begun" and delivery["status"] == "dead":
+        id = delivery["delivery_id"]
+        return f"{line}; `gateway replay {id} --effects retry` or `gateway effects confirm {id}`"
     return line + (_advice(effect["delivery_id"]) if effect["status"] == "unknown" else "")
 
 

@@ -8,7 +8,7 @@ import asyncpg
 import orjson
 
 from gateway.base.errors import LeaseLost, NotFound, TransitionRefused
-from gateway.base.model import Lease
+from gateway.base.model import Lease, Status
 from gateway.ledger.connection import QUERIES, Executor, Pool, Pooled
 from gateway.ledger.deliveries import turns_of
 from gateway.ledger.encryption import EncryptionKeys, blind_key, open_result, seal_result
@@ -319,8 +319,16 @@ async def _find_unknown(
     rows = await ledger.fetch(QUERIES["find_unknown_effects"], delivery_id, name, is_open_too)
     if rows:
         return [row["name"] for row in rows]
-    if await ledger.fetchrow(QUERIES["find_delivery"], delivery_id) is None:
+    delivery = await ledger.fetchrow(QUERIES["find_delivery"], delivery_id)
+    if delivery is None:
         raise NotFound(f"there is no delivery {delivery_id}")
+    if delivery["status"] == Status.DEAD and (
+        await ledger.fetch(QUERIES["find_unknown_effects"], delivery_id, name, True)
+    ):
+        raise TransitionRefused(
+            f"delivery {delivery_id} is dead, and its replay makes its effects of unknown outcome"
+            f" again: `gateway replay {delivery_id} --effects retry`"
+        )
     such = "effect" if name is None else f"effect {name!r}"
     raise TransitionRefused(f"delivery {delivery_id} has no {such} of unknown outcome")
 

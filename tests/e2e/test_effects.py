@@ -325,6 +325,43 @@ async def test_effects_are_resolved_by_the_event_that_the_log_of_the_service_nam
             assert (refused.returncode, "for event ids" in refused.stderr) == (2, True), refused
 
 
+DEAD: Final = """
+
+@handler("charge.succeeded", attempts=1)
+async def charge(event: Event, ctx: Context) -> None:
+    await ctx.once("charge", send_receipt, ctx, event.id, unknown="retry")
+"""
+
+
+async def test_a_retry_of_a_call_of_a_dead_letter_is_refused_with_the_command_that_makes_it(
+    project: Project, ledger: Reader
+) -> None:
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/shop.py", SHOP + DEAD)
+    async with receiving(answer(500)) as mail, receiving() as alerts:
+        shop = Shop(project, mail, alerts)
+        with (
+            project.process("worker", **shop.environ),
+            project.serve(**shop.environ) as serving,
+        ):
+            await serving.ready()
+            await serving.post(*stripe_request("evt_a", "charge.succeeded"))
+            await until(lambda: _all(ledger, "dead", 1))
+            id = str(await ledger.value("select id from gateway.deliveries"))
+            replay = f"`gateway replay {id} --effects retry`"
+            shown = " ".join((await shop.run("show", "evt_a")).split())
+            assert f"{replay} or `gateway effects confirm {id}`" in shown
+            for given in ((id,), ("evt_a",), (id, "--effect", "charge")):
+                refused = await asyncio.to_thread(
+                    project.run, "effects", "retry", *given, **shop.environ
+                )
+                assert (refused.returncode, replay in refused.stderr) == (1, True), refused
+            mail.replies[:] = [answer(200, {"id": "ch_1"})]
+            await shop.run(*replay.strip("`").split()[1:])
+            await until(lambda: _all(ledger, "done", 1))
+            assert shop.sent() == {"evt_a": 2}
+
+
 async def _counted(ledger: Reader, statuses: dict[str, int]) -> bool:
     return await ledger.statuses() == statuses
 

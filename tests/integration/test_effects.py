@@ -242,7 +242,11 @@ async def test_a_confirmed_effect_of_a_dead_letter_is_not_made_by_its_replay(
         async with working(database_url, handler):
             await until(lambda: _is_dead(ledger))
         id = await ledger.value("select id from gateway.deliveries")
+        with pytest.raises(TransitionRefused, match=f"gateway replay {id} --effects retry"):
+            await _retry_one(ann, id)
         await confirm_effects(ann.connection, id, "receipt", actor="ann", reason="in their log")
+        with pytest.raises(TransitionRefused, match="has no effect of unknown outcome"):
+            await _retry_one(ann, id)
         await ledger.replay(id)
         async with working(database_url, handler):
             await until(lambda: _is_done(ledger))
