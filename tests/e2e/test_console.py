@@ -499,6 +499,33 @@ def add_failed(console: Serving, ledger: Ledger, event_id: str) -> int:
     return id
 
 
+def test_a_call_of_a_dead_letter_is_confirmed_by_its_form(
+    page: Page, console: Serving, ledger: Ledger
+) -> None:
+    ledger.run(
+        "insert into gateway.effects (delivery_id, name, token, error)"
+        " values ($1, 'charge', gen_random_uuid(), 'HTTPStatusError 500')",
+        add_failed(console, ledger, "evt_charged"),
+    )
+    page.goto(f"{console.url}/console/event?route=stripe&id=evt_charged")
+    failed = page.locator(".delivery.dead")
+    call = failed.locator("li.effect")
+    expect(call).to_contain_text("once charge: outcome unknown (HTTPStatusError 500), 1 call")
+    expect(failed.locator(".chip.unknown")).to_have_text("effect unknown")
+    expect(failed.get_by_label("1 effect of unknown outcome")).to_be_visible()
+    expect(call.get_by_role("button")).to_have_text(["Confirm charge as done"])  # no retry
+    check_accessible(page)
+    call.get_by_label("Reason").fill("in their log")
+    call.get_by_role("button").click()
+    expect(page.locator(".notice").first).to_have_text("charge: confirmed as done.")
+    expect(failed.locator("li.effect")).to_contain_text("once charge: done")
+    expect(failed.get_by_text("1 effect done before: not made again.")).to_be_visible()
+    expect(failed.get_by_role("button", name="Confirm")).to_have_count(0)
+    expect(failed.locator("li.audit")).to_contain_text(
+        "confirm effect charge by Ada (console): in their log"
+    )
+
+
 def test_a_failed_event_is_found_by_its_object_and_shows_why_it_failed(
     page: Page, console: Serving, ledger: Ledger
 ) -> None:
