@@ -362,6 +362,38 @@ async def test_a_retry_of_a_call_of_a_dead_letter_is_refused_with_the_command_th
             assert shop.sent() == {"evt_a": 2}
 
 
+async def test_a_call_of_a_dead_letter_is_confirmed_by_its_event_id(
+    project: Project, ledger: Reader
+) -> None:
+    project.write("config/routes.yaml", ROUTES)
+    project.write("handlers/shop.py", SHOP + DEAD)
+    async with receiving(answer(500)) as mail, receiving() as alerts:
+        shop = Shop(project, mail, alerts)
+        with (
+            project.process("worker", **shop.environ),
+            project.serve(**shop.environ) as serving,
+        ):
+            await serving.ready()
+            ids = ["evt_a", "evt_b"]
+            await serving.post_all([stripe_request(id, "charge.succeeded") for id in ids])
+            await until(lambda: _all(ledger, "dead", 2))
+            [shown] = await shop.ask("show", "evt_a")
+            delivery = shown["deliveries"][0]["delivery_id"]
+            confirmed = await shop.run("effects", "confirm", "evt_a", "--reason", "in their log")
+            assert confirmed == f"delivery {delivery}: charge: confirmed as done\n"
+            again = ("effects", "confirm", "evt_a")
+            refused = await asyncio.to_thread(project.run, *again, **shop.environ)
+            assert (refused.returncode, refused.stdout) == (1, ""), refused
+            assert "event evt_a has no effect of unknown outcome" in refused.stderr
+            await shop.run("replay", "evt_a")
+            await until(lambda: _counted(ledger, {"done": 1, "dead": 1}))
+            assert shop.sent() == {"evt_a": 1, "evt_b": 1}
+    reasons = await ledger.rows(
+        "select event_id, reason from gateway.audit where action = 'confirm effect'"
+    )
+    assert reasons == [{"event_id": "evt_a", "reason": "in their log"}]
+
+
 async def _counted(ledger: Reader, statuses: dict[str, int]) -> bool:
     return await ledger.statuses() == statuses
 
