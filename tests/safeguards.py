@@ -1998,7 +1998,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a corrected name gets the history of its right former name",
-        "gateway/ledger/sql/names.sql",
+        "gateway/ledger/names.sql",
         "set identity = excluded.identity, seen_at",
         "set seen_at",
         "tests/integration/test_names.py"
