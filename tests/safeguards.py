@@ -703,7 +703,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an identical body inside the window is kept for people",
-        "gateway/receive/webhook_endpoint.py",
+        "gateway/receive/webhooks.py",
         "        if self._provider.keyed_by_digest:\n",
         "        if False:\n",
         "tests/e2e/test_repeats.py::"
@@ -711,9 +711,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a duplicate is kept before it is acknowledged",
-        "gateway/receive/webhook_endpoint.py",
-        "await self._keep_durably(self._remembering.keep_duplicates, repeated)",
-        "any(map(self._remembering.keep, repeated))",
+        "gateway/receive/webhooks.py",
+        "await self._keep_durably(self._rejected.keep_duplicates, repeated)",
+        "any(map(self._rejected.keep, repeated))",
         "tests/e2e/test_repeats.py::test_a_duplicate_is_not_acknowledged_before_it_is_kept",
     ),
     Safeguard(
@@ -726,9 +726,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a duplicate is kept with the secret under which it was verified",
-        "gateway/receive/webhook_endpoint.py",
-        "repeated.append(request._replace(verified_by=claim.verified_by))",
-        "repeated.append(request)",
+        "gateway/receive/webhooks.py",
+        "repeated.append(kept._replace(verified_by=claim.verified_by))",
+        "repeated.append(kept)",
         "tests/e2e/test_repeats.py::test_a_duplicate_of_a_token_sender_can_be_released",
     ),
     Safeguard(
@@ -1267,9 +1267,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a queue is closed to whoever has none of its tokens",
-        "gateway/receive/jobs.py",
-        "        if borne is None:\n            return False\n",
-        "        if borne is None:\n            return True\n",
+        "gateway/receive/access.py",
+        "            raise _unauthorized(headers)\n",
+        "            return\n",
         "tests/e2e/test_publish_api.py::test_without_its_token_a_queue_takes_nothing",
     ),
     Safeguard(
@@ -1443,14 +1443,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a header that comes twice is neither its first nor its last value",
-        "gateway/receive/route_endpoint.py",
-        "        return headers if len(headers) == len(pairs) else _joined(pairs)\n",
-        "        return headers\n",
+        "gateway/receive/request.py",
+        "    return headers if len(headers) == len(pairs) else join_repeated(pairs)\n",
+        "    return headers\n",
         "tests/e2e/test_shapes.py::test_what_github_says_once_is_refused_twice",
     ),
     Safeguard(
         "a compressed body is refused as such",
-        "gateway/receive/route_endpoint.py",
+        "gateway/receive/request.py",
         '    if content and content.lower() != "identity":\n',
         '    if content.lower() == "never":\n',
         "tests/e2e/test_shapes.py::test_a_refused_encoding_is_counted",
@@ -1486,9 +1486,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a shed request of a sender that never retries is listed",
-        "gateway/receive/route_endpoint.py",
-        "        if not self._retries:\n",
-        "        if self._retries:\n",
+        "gateway/receive/endpoint.py",
+        "            if not self._retries:  # the event",
+        "            if self._retries:  # the event",
         "tests/e2e/test_overload.py::"
         "test_a_shed_request_of_a_sender_that_never_retries_leaves_its_head",
     ),
@@ -1590,9 +1590,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a batch is acknowledged once its bad item is kept",
-        "gateway/receive/webhook_endpoint.py",
-        "            await self._keep_durably(self._remembering.keep_items, requests)\n",
-        "            [self._remembering.keep(request) for request in requests]\n",
+        "gateway/receive/webhooks.py",
+        "            await self._keep_durably(self._rejected.keep_items, requests)\n",
+        "            [self._rejected.keep(request) for request in requests]\n",
         "tests/e2e/test_batches.py::test_a_batch_is_not_acknowledged_before_its_bad_item_is_kept",
     ),
     Safeguard(
@@ -1613,8 +1613,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "paths are compared as they were sent",
         "gateway/receive/app.py",
-        "            door = self._doors.get(path)\n",
-        '            door = self._doors.get(scope["path"].encode())\n',
+        "            endpoint = self._endpoints.get(path)\n",
+        '            endpoint = self._endpoints.get(scope["path"].encode())\n',
         "tests/e2e/test_shapes.py::test_each_shape_has_its_answer",
     ),
     Safeguard(
@@ -1633,9 +1633,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a route with a list takes from nowhere else",
-        "gateway/receive/route_endpoint.py",
-        "                await self._turn_away_others(scope, receive)\n",
-        "",
+        "gateway/receive/access.py",
+        "            self._check_token(self._tokens, headers)\n        self.check_address(scope)\n",
+        "            self._check_token(self._tokens, headers)\n",
         "tests/e2e/test_request_limits.py::test_a_listed_address_is_let_in_and_no_other",
     ),
     Safeguard(
@@ -1648,9 +1648,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "only verified events count against the limit",
-        "gateway/receive/webhook_endpoint.py",
-        "        received_at = datetime.now(UTC)\n",
-        "        received_at = datetime.now(UTC)\n        self._gate.take()\n",
+        "gateway/receive/endpoint.py",
+        "            items = await self._kind.read(request)\n",
+        "            self._access.take()\n            items = await self._kind.read(request)\n",
         "tests/e2e/test_request_limits.py::"
         "test_bad_signatures_do_not_use_up_what_a_sender_may_send",
     ),
@@ -1709,7 +1709,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a request to a queue without any token is no guess",
-        "gateway/receive/route_endpoint.py",
+        "gateway/receive/access.py",
         '    if "authorization" in headers:\n',
         "    if True:\n",
         "tests/e2e/test_guessing.py::test_a_request_without_any_token_is_no_guess",
@@ -1901,9 +1901,9 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a handshake without a secret earns no trust",
-        "gateway/receive/route_endpoint.py",
-        "                if answer.is_to_stranger:\n",
-        "                if False:\n",
+        "gateway/receive/endpoint.py",
+        "            if answer.is_to_stranger:\n",
+        "            if False:\n",
         "tests/e2e/test_request_limits.py::test_a_handshake_that_anybody_can_sign_earns_no_trust",
     ),
     Safeguard(

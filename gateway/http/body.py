@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from starlette.types import Receive
 
-from gateway.base.errors import TooLarge
+from gateway.base.errors import Overloaded, TooLarge
 from gateway.http.admission import AdmissionSlot
 
 TICK_S: Final = 0.05
@@ -103,7 +103,7 @@ class SenderGone(Exception):
 
 
 async def read_body(
-    headers: Mapping[str, str], receive: Receive, place: AdmissionSlot, *, limit: int
+    headers: Mapping[str, str], receive: Receive, slot: AdmissionSlot, *, limit: int
 ) -> bytes:
     """Return the whole body. Raises TooLarge if its announced or actual size is over the limit."""
     announced = headers.get("content-length", "")
@@ -116,6 +116,8 @@ async def read_body(
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
+            if message.get("shed"):  # by our server, which has answered 503
+                raise Overloaded("one of the slowest of too many arriving bodies")
             raise SenderGone
         chunk = message.get("body", b"")
         size += len(chunk)
@@ -123,7 +125,7 @@ async def read_body(
             if message.get("more_body", False):
                 await drain(receive)
             raise TooLarge(f"more than {limit} bytes")
-        place.hold(len(chunk))
+        slot.hold(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -4,14 +4,13 @@ Each response is sent in one write.
 """
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
-from starlette.types import Scope
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from starlette.types import Message
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER, HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -23,7 +22,7 @@ from gateway.http.admission import Admission, ConnectionLimit, unreserved
 from gateway.http.limits import Throttle
 
 if TYPE_CHECKING:
-    from uvicorn._types import HTTPScope
+    from uvicorn._types import ASGI3Application, HTTPScope
 
 COMPLAINTS_PER_SECOND: Final = 5
 VERSIONS: Final = frozenset({"1.1", "1.0"})
@@ -58,65 +57,100 @@ UNAVAILABLE: Final = 503
 TOO_MANY: Final = 429
 COME_AGAIN: Final = frozenset({UNAVAILABLE, TOO_MANY})
 BUSY: Final = (
-    b"content-type: application/json\r\nretry-after: 10\r\n",
+    b"content-type: application/json\r\nretry-after: 10\r\ncontent-length: 23\r\n",
     b'{"error":"UNAVAILABLE"}',
 )
+
+SHORT_BYTES: Final = 16 * 1024
+"""A longer response is worth two writes, and may wait for a client that reads slowly."""
 
 ANSWERED: Final = cast("HTTPScope", MappingProxyType({}))
 """Replaces the scope of an answered request on a connection that waits for the next one."""
 
 log = structlog.get_logger("gateway.receive")
 
-EXTENSION: Final = "gateway.reply"
-SHED: Final = "gateway.shed"
-"""Set in the scope of a request that was answered 503 while its body was arriving."""
-
-Reply = Callable[[int, bytes, bytes, bool], None]
+SHED: Final[Message] = {"type": "http.disconnect", "shed": True}
+"""What an application receives after its request was answered 503 while the body was arriving."""
 
 
-def take_reply(scope: Scope) -> Reply:
-    """Return the function that sends the response: status, header lines, body, and whether to
-    close.
-
-    It is removed from the scope, where it would form a reference cycle and burden the garbage
-    collector.
-    """
-    reply: Reply = scope["extensions"].pop(EXTENSION)
-    return reply
-
-
-def _reply(
-    cycle: RequestResponseCycle, status: int, lines: bytes, body: bytes, close: bool
-) -> None:
-    """Send a response in one write.
+class Exchange:
+    """The `receive` and `send` of one request, with a short response sent in one write.
 
     ASGI's two messages would be two segments on the wire, which takes a tenth of a request's time.
+    So the head waits for the first message of the body.
     """
-    if cycle.disconnected:
-        return
-    cycle.response_started = cycle.response_complete = True
-    if cycle.transport.is_closing():
-        return
-    # Under overload, a new connection of the sender costs more than its next request.
-    closing = not cycle.keep_alive or (close and (cycle.more_body or status not in COME_AGAIN))
-    defaults = b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers])
-    cycle.transport.write(
-        b"%b%b%bcontent-length: %d\r\n%b\r\n%b"
-        % (
-            STATUS_LINE[status],
-            defaults,
-            lines,
-            len(body),
-            b"connection: close\r\n" if closing else b"",
-            b"" if cycle.scope["method"] == "HEAD" else body,
+
+    __slots__ = ("_app", "_head", "_is_shed", "cycle")
+
+    def __init__(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+        self.cycle = cycle
+        self._app = app
+        self._head: Any = None
+        self._is_shed = False
+
+    def __call__(self, scope: Any, _: object, __: object) -> Awaitable[None]:
+        return self._app(scope, self.receive, self.send)
+
+    async def receive(self) -> Any:
+        message = await self.cycle.receive()
+        return SHED if self._is_shed else message
+
+    async def send(self, message: Any) -> None:
+        if self._is_shed:
+            return
+        cycle, head = self.cycle, self._head
+        if message["type"] == "http.response.start" and head is None:
+            self._head = message
+            return
+        if head is not None:
+            self._head = None
+            if self._is_written_at_once(head, message):
+                return
+            await cycle.send(head)
+        await cycle.send(message)
+
+    def _is_written_at_once(self, head: Any, message: Any) -> bool:
+        """Write a response that is short and complete. Return whether it is."""
+        body, headers = message.get("body", b""), head["headers"]
+        if message.get("more_body") or len(body) > SHORT_BYTES:
+            return False
+        lines = [b"%b: %b\r\n" % header for header in headers if header != CLOSE_HEADER]
+        text = b"".join(lines)
+        if b"content-length: %d\r\n" % len(body) not in lines or text.count(b"\n") != len(lines):
+            return False  # uvicorn sends it otherwise, or raises the error
+        self._write(head["status"], text, body, closes=len(lines) < len(headers))
+        return True
+
+    def shed(self) -> None:
+        """Answer 503 before the body is complete."""
+        self._is_shed = True
+        self._write(UNAVAILABLE, *BUSY, closes=True)
+
+    def _write(self, status: int, lines: bytes, body: bytes, *, closes: bool) -> None:
+        cycle = self.cycle
+        if cycle.disconnected:
+            return
+        cycle.response_started = cycle.response_complete = True
+        if cycle.transport.is_closing():
+            return
+        # Under overload, a new connection of the sender costs more than its next request.
+        closing = not cycle.keep_alive or (closes and (cycle.more_body or status not in COME_AGAIN))
+        cycle.transport.write(
+            b"%b%b%b%b\r\n%b"
+            % (
+                STATUS_LINE[status],
+                b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers]),
+                lines,
+                b"connection: close\r\n" if closing else b"",
+                b"" if cycle.scope["method"] == "HEAD" else body,
+            )
         )
-    )
-    cycle.message_event.set()
-    if cycle.flow.write_paused:  # the sender has not read hundreds of responses
-        cycle.transport.abort()
-    elif closing:
-        cycle.transport.close()
-    cycle.on_response()
+        cycle.message_event.set()
+        if cycle.flow.write_paused:  # the sender has not read hundreds of responses
+            cycle.transport.abort()
+        elif closing:
+            cycle.transport.close()
+        cycle.on_response()
 
 
 def _do_nothing() -> None:
@@ -256,7 +290,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_bytes = self._framing_bytes = self._framing_run = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
-        self._running: RequestResponseCycle | None = None
+        self._running: Exchange | None = None
         """The request that is being answered. `cycle` is the request that was received last."""
         self._received = b""
         """Received bytes, of which the parser has consumed those before `_parsed`."""
@@ -281,15 +315,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _forget_pipeline(self) -> None:
         """Free the requests that will never be answered, without waiting for a garbage collection.
 
-        Each of them refers to itself through its scope, and to this connection.
+        Each of them refers to this connection.
         """
         self._state.pipelining.leave(self)
         self._received = b""
         for cycle, _ in self.pipeline:
-            cycle.scope["extensions"].clear()
             cycle.on_response = _do_nothing
         if self.pipeline and self._running is not None:
-            self.cycle = self._running  # the request that is running refers to this connection
+            self.cycle = (
+                self._running.cycle
+            )  # the request that is running refers to this connection
         self.pipeline.clear()
 
     def drop_pipeline(self) -> None:
@@ -301,14 +336,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.hang_up()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        self._running = Exchange(cycle, app)
+        super()._start_asgi_task(cycle, self._running)
 
     def _give_up(self) -> None:
         """Mark the running request as disconnected: a write to a closed connection would raise."""
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        if self._running is not None and not self._running.cycle.response_complete:
+            self._running.cycle.disconnected = True
+            self._running.cycle.message_event.set()
 
     def hang_up(self) -> None:
         """Abort the connection: there are too many, and this one has been idle for longest."""
@@ -319,11 +354,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Answer 503 before the body is complete: too many bodies are arriving, this one for
         longest.
         """
-        if self.pipeline or self.cycle.response_started:
+        if self.pipeline or self.cycle.response_started or self._running is None:
             self.hang_up()
         else:
-            self.cycle.scope[SHED] = True  # type: ignore[typeddict-unknown-key]
-            _reply(self.cycle, UNAVAILABLE, *BUSY, True)
+            self._running.shed()
 
     def on_message_begin(self) -> None:
         self._in_head = self._in_message = True
@@ -355,7 +389,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._state.open.move(self)
         if self._state.stopping:
             self.cycle.keep_alive = False
-        self.scope["extensions"] = {EXTENSION: partial(_reply, self.cycle)}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -368,7 +401,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._arriving = None
 
     def on_response_complete(self) -> None:
-        is_unread = self._in_body and self._running is self.cycle
+        is_running = self._running is not None and self._running.cycle is self.cycle
+        is_unread = self._in_body and is_running
         super().on_response_complete()
         if is_unread and not self.transport.is_closing():  # the rest of the body will not be read
             self.transport.close()

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.base.errors import CommandFailed
 from gateway.http.acceptor import Acceptor
 from gateway.http.listening import listen
-from gateway.http.protocol import BoundedHttpProtocol, State, take_reply
+from gateway.http.protocol import BoundedHttpProtocol, State
 from gateway.receive import answers
 from gateway.receive.answers import Answer
 
@@ -41,7 +41,7 @@ A quarter is for the latter, enough for one read of some clients.
 BIND_AGAIN_S: Final = 1.0
 STOP_S: Final = 2.0
 UNAVAILABLE: Final = 503
-MARKS: Final = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+MARKS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 SHOWN: Final = {
     "content-type": CONTENT_TYPE_LATEST,
     "cache-control": "no-store",
@@ -68,12 +68,12 @@ class Probes:
         self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply, answer = take_reply(scope), self._answer(scope)
+        answer = self._answer(scope)
         if answer is not None:
-            answer.send(reply)
+            await answer.send(scope, send)
             return
         shown = Response(await self._metrics(), headers=SHOWN)
-        await shown(scope, receive, send)  # by ASGI: too long for one write
+        await shown(scope, receive, send)
 
     def _answer(self, scope: Scope) -> Answer | None:
         """Return the response, or None if the client may read the metrics."""
@@ -91,9 +91,9 @@ class Probes:
 
 def _told(good: str, bad: str, reason: str | None) -> Answer:
     if reason is None:
-        return Answer(200, b'{"status":"%b"}' % good.encode(), MARKS)
+        return Answer(200, b'{"status":"%b"}' % good.encode(), (answers.JSON, *MARKS))
     told = b'{"status":"%b","reason":"%b"}' % (bad.encode(), reason.encode())
-    return Answer(UNAVAILABLE, told, MARKS)
+    return Answer(UNAVAILABLE, told, (answers.JSON, *MARKS))
 
 
 class Port:

@@ -5,9 +5,9 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import uvicorn
@@ -21,6 +21,7 @@ from gateway.base.names import guess_names
 from gateway.config.project import Project, database_url, missing_public_url, redis_url
 from gateway.config.routes import AlertDestinations, Route, check_alerts, queue_path
 from gateway.console.front import console_access, console_routes
+from gateway.http.admission import Admission
 from gateway.http.body import Deadlines
 from gateway.http.client_address import Addresses
 from gateway.http.limits import Limiters
@@ -51,22 +52,27 @@ from gateway.queue.wake_ups import WakeUpSender
 from gateway.receive.access import AccessPolicy
 from gateway.receive.app import App, Readiness
 from gateway.receive.causes import CauseFinder
+from gateway.receive.endpoint import OnRejected, RequestKind, RouteEndpoint
 from gateway.receive.guard import TokenGuard, metrics_guard
-from gateway.receive.jobs import JobEndpoint, Queues
+from gateway.receive.jobs import JobRequests, Queues
 from gateway.receive.keyring import Keyring, tell_expired
 from gateway.receive.metrics import Metrics, pulsing
+from gateway.receive.reading import Reading
 from gateway.receive.recorder import Recorder
 from gateway.receive.rejected_requests import RejectedRequests
 from gateway.receive.reloading import SecretReloader
-from gateway.receive.route_endpoint import ReceiveContext, RouteEndpoint
 from gateway.receive.scrubbing import Scrubber
 from gateway.receive.spool.spool import SPOOL_DIRECTORY, Spool
 from gateway.receive.spooled import SpooledDuplicates
+from gateway.receive.telemetry import MakeDurable, RouteTelemetry, traced
 from gateway.receive.unknown_paths import UnknownPaths
-from gateway.receive.webhook_endpoint import Endpoint
+from gateway.receive.webhooks import WebhookRequests
 from gateway.telemetry.logs import show_names
 from gateway.telemetry.traces import open_traces
 from gateway.worker.sweeper import MISSED_ROUNDS
+
+if TYPE_CHECKING:  # opentelemetry, which is an extra
+    from gateway.telemetry.spans import Traces
 
 KEEP_ALIVE_S: Final = 75
 CHECK: Final = "gateway check"
@@ -109,38 +115,35 @@ def build_app(project: Project, codec: ClaimCodec, state: State, hangup: Hangup)
     limiters = Limiters(addresses, settings.refused_rate)
     metrics.count_refused(limiters)
     traces = open_traces(on=settings.traces == "on", process="serve")
-    reception = ReceiveContext(
-        registry=project.registry,
-        claimer=claimer,
-        admission=state.admission,
-        deadlines=Deadlines(),
-        metrics=metrics,
-        stats=stats,
-        addresses=addresses,
-        limiters=limiters,
-        traces=traces,
-    )
     metrics.watch_requests(
         requests=lambda: state.admission.requests,
         size=lambda: state.admission.bytes,
         connections=state.connections,
     )
-    refused = _refused(project, metrics)
+    rejected = _rejected_requests(project, metrics)
     if spool is not None:
         spool.on_duplicate = SpooledDuplicates(
-            routes=project.config.doors,
-            codec=codec,
-            refused=refused,
+            routes=project.config.doors, codec=codec, rejected=rejected
         ).keep
     keyrings = _keyrings(project, uses)
-    named = {name: r for r in project.config.open_queues for name in (*r.formerly, r.label)}
+    endpoints = _Endpoints(
+        project=project,
+        keyrings=keyrings,
+        access={
+            route.name: AccessPolicy(route, addresses, limiters, keyrings[route.name])
+            for route in (*project.config.doors, *project.config.open_queues)
+        },
+        admission=state.admission,
+        deadlines=Deadlines(),
+        metrics=metrics,
+        stats=stats,
+        traces=traces,
+    )
     queues = Queues(
         url,
-        {name: keyrings[route.name] for name, route in named.items()},
-        identities={name: route.name for name, route in named.items()},
-        gates={name: AccessPolicy(route, addresses, limiters) for name, route in named.items()},
-        admission=reception.admission,
-        deadlines=reception.deadlines,
+        {name: endpoints.access[route.name] for name, route in _queue_names(project)},
+        admission=state.admission,
+        deadlines=endpoints.deadlines,
     )
     guard = TokenGuard(limiters, metrics.admin_refused)
     access = console_access(settings)
@@ -148,7 +151,7 @@ def build_app(project: Project, codec: ClaimCodec, state: State, hangup: Hangup)
 
     def take(reloaded: Project) -> None:
         front.take(reloaded)
-        refused.recorder = make_recorder(reloaded)
+        rejected.recorder = make_recorder(reloaded)
 
     reloader = SecretReloader(project, keyrings, metrics=metrics, on_done=take)
 
@@ -165,12 +168,11 @@ def build_app(project: Project, codec: ClaimCodec, state: State, hangup: Hangup)
         return _spools(project) and spool is not None and spool.working and claimer.working
 
     return App(
-        _doors(project, reception, keyrings, spool, refused)
-        | _job_doors(project, reception, keyrings, jobs_claimer),
+        endpoints.webhooks(claimer, spool, rejected) | endpoints.jobs(jobs_claimer),
         queues,
         unknown=UnknownPaths(
-            refused,
-            reception.admission,
+            rejected,
+            state.admission,
             addresses,
             keeps_bodies=not any(_is_cut(route) for route in project.config.routes),
         ),
@@ -184,7 +186,7 @@ def build_app(project: Project, codec: ClaimCodec, state: State, hangup: Hangup)
             spool,
             queues,
             front,
-            refused,
+            rejected,
             keeping(stats, uses, DaysAhead(), url=url, every=settings.sweep),
             telling(
                 url,
@@ -207,29 +209,92 @@ def _keyrings(project: Project, uses: SecretUses) -> dict[str, Keyring]:
     }
 
 
-def _doors(
-    project: Project,
-    reception: ReceiveContext,
-    keyrings: Mapping[str, Keyring],
-    spool: Spool | None,
-    refused: RejectedRequests,
-) -> dict[str, RouteEndpoint]:
-    return {
-        route.path: Endpoint(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Endpoints:
+    """Builds the endpoints, which share limits, counters and deadlines."""
+
+    project: Project
+    keyrings: Mapping[str, Keyring]
+    access: Mapping[str, AccessPolicy]
+    admission: Admission
+    deadlines: Deadlines
+    metrics: Metrics
+    stats: MinuteStats
+    traces: "Traces | None"
+
+    def webhooks(
+        self, claimer: Claimer, spool: Spool | None, rejected: RejectedRequests
+    ) -> dict[str, RouteEndpoint]:
+        project, endpoints = self.project, {}
+        for route in project.config.doors:
+            telemetry = RouteTelemetry(route, self.metrics, self.stats)
+            webhooks = WebhookRequests(
+                route,
+                Reading(route, project.registry, self.keyrings[route.name]),
+                claimer=claimer,
+                spool=spool if route.spools else None,
+                rejected=rejected,
+                access=self.access[route.name],
+                deadlines=self.deadlines,
+                telemetry=telemetry,
+                public_url=public_url(project),
+                verify_token=project.verify_tokens.get(route.name),
+                accepts_unverified=_accepts_unverified(project, route),
+            )
+            endpoints[route.path] = self._endpoint(
+                route, webhooks, claimer, telemetry, on_rejected=webhooks.keep
+            )
+        return endpoints
+
+    def jobs(self, claimer: Claimer) -> dict[str, RouteEndpoint]:
+        endpoints = {}
+        for route in self.project.config.open_queues:
+            telemetry = RouteTelemetry(route, self.metrics, self.stats)
+            jobs = JobRequests(route, self.project.registry, claimer=claimer, telemetry=telemetry)
+            # The answer gives the publisher the details of a rejection, so nothing is kept.
+            endpoints[route.name] = self._endpoint(
+                route, jobs, claimer, telemetry, on_rejected=lambda *_: None
+            )
+        return {
+            queue_path(name): endpoints[route.name] for name, route in _queue_names(self.project)
+        }
+
+    def _endpoint(
+        self,
+        route: Route,
+        kind: RequestKind,
+        claimer: Claimer,
+        telemetry: RouteTelemetry,
+        *,
+        on_rejected: OnRejected,
+    ) -> RouteEndpoint:
+        make_durable: MakeDurable = kind.make_durable
+        if self.traces is not None:
+            make_durable = traced(make_durable, self.traces, route.label)
+        return RouteEndpoint(
             route,
-            reception,
-            keyring=keyrings[route.name],
-            public_url=public_url(project),
-            verify_token=project.verify_tokens.get(route.name),
-            spool=spool if route.spools else None,
-            refused=refused,
-            accepts_unverified=_accepts_unverified(project, route),
+            kind,
+            make_durable,
+            access=self.access[route.name],
+            admission=self.admission,
+            deadlines=self.deadlines,
+            claimer=claimer,
+            telemetry=telemetry,
+            on_rejected=on_rejected,
         )
-        for route in project.config.doors
-    }
 
 
-def _refused(project: Project, metrics: Metrics) -> RejectedRequests:
+def _queue_names(project: Project) -> list[tuple[str, Route]]:
+    """Return each queue under its names.
+
+    The path of a queue contains its name, and publishers may still use a former one.
+    """
+    return [
+        (n, route) for route in project.config.open_queues for n in (*route.formerly, route.label)
+    ]
+
+
+def _rejected_requests(project: Project, metrics: Metrics) -> RejectedRequests:
     settings = project.settings
     return RejectedRequests(
         database_url(settings),
@@ -284,20 +349,6 @@ def public_url(project: Project) -> str:
     return f"http://{settings.host}:{settings.port}"
 
 
-def _job_doors(
-    project: Project, reception: ReceiveContext, keyrings: Mapping[str, Keyring], claimer: Claimer
-) -> dict[str, RouteEndpoint]:
-    shared = replace(reception, claimer=claimer)
-    doors = [
-        (route, JobEndpoint(route, shared, keyring=keyrings[route.name]))
-        for route in project.config.open_queues
-    ]
-    # The path of a queue contains its name, and publishers may still use a former one.
-    return {
-        queue_path(name): door for route, door in doors for name in (*route.formerly, route.label)
-    }
-
-
 def _whom_to_tell(project: Project) -> AlertDestinations:
     """Return the destinations of alerts, or none if their references cannot be resolved.
 
@@ -344,7 +395,7 @@ def _lifespan(
     spool: Spool | None,
     queues: Queues,
     front: AdminApi,
-    refused: RejectedRequests,
+    rejected: RejectedRequests,
     *beside: AbstractAsyncContextManager[None],
 ) -> Lifespan[Starlette]:
     @contextlib.asynccontextmanager
@@ -364,7 +415,7 @@ def _lifespan(
         finally:
             await front.close()
             queues.close()
-            await refused.stop()
+            await rejected.stop()
             if spool is not None:
                 await spool.stop()
             for claimer in claimers:

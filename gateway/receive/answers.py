@@ -1,14 +1,13 @@
-"""The HTTP responses, serialized to bytes."""
+"""The HTTP responses."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
+from starlette.types import Scope, Send
 
 from gateway.base.errors import NotFromHere, RequestRejected, TooMany
-from gateway.http.protocol import Reply
 from gateway.providers.provider import Acknowledgement, Greeting
 
 RETRY_AFTER_S: Final = 10
@@ -17,25 +16,29 @@ UNREAD: Final = frozenset({408, 413, 415, 501})
 LONGEST_DETAIL: Final = 300
 
 
-JSON: Final = b"content-type: application/json\r\n"
+Header = tuple[bytes, bytes]
+
+JSON: Final[Header] = (b"content-type", b"application/json")
+CLOSE: Final[Header] = (b"connection", b"close")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A response: a status and a small JSON document."""
+class Answer(NamedTuple):
+    """A response: a status and a small document."""
 
     status: int
     body: bytes
-    lines: bytes = b""
-    """Header lines in addition to those of every response."""
+    headers: tuple[Header, ...] = (JSON,)
     close: bool = False
     """Whether to close the connection, because the body may not have been read completely."""
-    kind: bytes = JSON
     is_to_stranger: bool = False
     """Whether the sender is unauthenticated although the request is answered: an open handshake."""
 
-    def send(self, reply: Reply) -> None:
-        reply(self.status, self.kind + self.lines, self.body, self.close)
+    async def send(self, scope: Scope, send: Send) -> None:
+        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
+        if self.close and scope["http_version"] < "2":  # later versions have no such header
+            headers.append(CLOSE)
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 class Taken(NamedTuple):
@@ -51,7 +54,7 @@ def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
     It lists the outcome of each event, unless the provider requires another acknowledgement.
     """
     if wanted.body is not None:
-        return Answer(wanted.status, wanted.body, kind=_TEXT if wanted.body else b"")
+        return Answer(wanted.status, wanted.body, (_TEXT,) if wanted.body else ())
     if len(told) == 1:
         document: object = told[0]._asdict()
     else:
@@ -65,54 +68,57 @@ def greeted(greeting: Greeting, *, is_to_stranger: bool = False) -> Answer:
     It echoes untrusted data, so browsers must not render it as a page.
     """
     # Sent even without a body: Discord rejects a URL whose response to a PING has no Content-Type.
-    kind = b"content-type: %b\r\n" % greeting.content_type.encode()
-    return Answer(
-        greeting.status, greeting.body, _NO_PAGE, kind=kind, is_to_stranger=is_to_stranger
-    )
+    headers = ((b"content-type", greeting.content_type.encode()), _NO_PAGE)
+    return Answer(greeting.status, greeting.body, headers, is_to_stranger=is_to_stranger)
 
 
 def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
     """Return the response to a rejected request: its error code, nothing that helps a forger."""
     close = rejection.status in UNREAD or isinstance(rejection, NotFromHere)
-    return _error(status or rejection.status, rejection.code, _when_again(rejection), close)
+    return _error(status or rejection.status, rejection.code, *_when_again(rejection), close=close)
 
 
-def explained(
-    status: int, code: str, detail: str, *, lines: bytes = b"", close: bool = False
-) -> Answer:
+def refused_with_reason(rejection: RequestRejected) -> Answer:
+    """Return the response to a rejected request of a sender that has presented a valid token."""
+    plain = refused(rejection)
+    told = explained(plain.status, rejection.code, rejection.reason, close=plain.close)
+    return told._replace(headers=plain.headers)
+
+
+def explained(status: int, code: str, detail: str, *, close: bool = False) -> Answer:
     """Return an error response with details, for a sender that has presented a valid token."""
     told = {"error": code, "detail": detail[:LONGEST_DETAIL]}
-    return Answer(status, orjson.dumps(told), lines, close)
+    return Answer(status, orjson.dumps(told), close=close)
 
 
-def published(id: str, verdict: str) -> Answer:
+def published(job: Taken) -> Answer:
     """Return the response for a job that is durable, whether it is new or a duplicate."""
-    is_new = verdict == "accepted"
-    return Answer(201 if is_new else 200, orjson.dumps({"id": id, "status": verdict}))
+    document = {"id": job.event_id, "status": job.status}
+    return Answer(201 if job.status == "accepted" else 200, orjson.dumps(document))
 
 
 def shown(document: Mapping[str, Any]) -> Answer:
     return Answer(200, orjson.dumps(document, option=orjson.OPT_UTC_Z))
 
 
-def _error(status: int, code: str, lines: bytes = b"", close: bool = False) -> Answer:
-    return Answer(status, orjson.dumps({"error": code}), lines, close)
+def _error(status: int, code: str, *headers: Header, close: bool = False) -> Answer:
+    return Answer(status, orjson.dumps({"error": code}), (JSON, *headers), close)
 
 
-def _when_again(rejection: RequestRejected) -> bytes:
+def _when_again(rejection: RequestRejected) -> tuple[Header, ...]:
     if isinstance(rejection, TooMany):
-        return b"retry-after: %d\r\n" % math.ceil(rejection.wait_s)
-    return b""
+        return ((b"retry-after", b"%d" % math.ceil(rejection.wait_s)),)
+    return ()
 
 
-_TEXT: Final = b"content-type: text/plain\r\n"
-_NO_PAGE: Final = b"x-content-type-options: nosniff\r\n"
-_RETRY_AFTER: Final = b"retry-after: %d\r\n" % RETRY_AFTER_S
+_TEXT: Final = (b"content-type", b"text/plain")
+_NO_PAGE: Final = (b"x-content-type-options", b"nosniff")
+_RETRY_AFTER: Final = (b"retry-after", b"%d" % RETRY_AFTER_S)
 UNAVAILABLE: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER)
-NOT_LOOKED_AT: Final = _error(429, "TOO_MANY_REFUSED", _RETRY_AFTER, close=True)
+TOO_MANY_REJECTED: Final = _error(429, "TOO_MANY_REFUSED", _RETRY_AFTER, close=True)
 OVERLOADED: Final = _error(503, "UNAVAILABLE", _RETRY_AFTER, close=True)
 NOT_FOUND: Final = _error(404, "NOT_FOUND")
 HIDDEN: Final = _error(404, "NOT_FOUND", close=True)
-METHOD_NOT_ALLOWED: Final = _error(405, "METHOD_NOT_ALLOWED", b"allow: POST\r\n", close=True)
-READ_ONLY: Final = _error(405, "METHOD_NOT_ALLOWED", b"allow: GET, HEAD\r\n", close=True)
-UNAUTHORIZED: Final = _error(401, "UNAUTHORIZED", b"www-authenticate: Bearer\r\n", close=True)
+METHOD_NOT_ALLOWED: Final = _error(405, "METHOD_NOT_ALLOWED", (b"allow", b"POST"), close=True)
+READ_ONLY: Final = _error(405, "METHOD_NOT_ALLOWED", (b"allow", b"GET, HEAD"), close=True)
+UNAUTHORIZED: Final = _error(401, "UNAUTHORIZED", (b"www-authenticate", b"Bearer"), close=True)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,13 +16,13 @@ from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from gateway.base.errors import GatewayError, SchemaMismatch
-from gateway.http.protocol import take_reply
 from gateway.ledger.connection import TROUBLE
 from gateway.receive import answers
 from gateway.receive.answers import Answer
+from gateway.receive.endpoint import RouteEndpoint
 from gateway.receive.jobs import Queues
 from gateway.receive.metrics import Metrics
-from gateway.receive.route_endpoint import RouteEndpoint
+from gateway.receive.request import local_path
 from gateway.receive.unknown_paths import UnknownPaths
 
 READY_FOR_S: Final = 1.0
@@ -83,7 +83,7 @@ class App:
 
     def __init__(
         self,
-        doors: Mapping[str, RouteEndpoint],
+        endpoints: Mapping[str, RouteEndpoint],
         queues: Queues,
         *,
         unknown: UnknownPaths,
@@ -94,24 +94,33 @@ class App:
         lifespan: Lifespan[Starlette],
     ) -> None:
         # Keyed by the raw path, which is what a proxy in front allows or denies too.
-        self._doors = {path.encode(): door for path, door in doors.items()}
+        self._endpoints = {path.encode(): endpoint for path, endpoint in endpoints.items()}
         self._queues = queues
         self._rest = _rest(unknown, readiness, metrics, routes, guard_metrics, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            reply, path = take_reply(scope), scope["raw_path"]
-            door = self._doors.get(path)
-            if door is not None:
-                await door(scope, receive, reply)
+            path = _path_here(scope)
+            endpoint = self._endpoints.get(path)
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
                 return
             if _is_disguised(path):
-                answers.HIDDEN.send(reply)
+                await answers.HIDDEN.send(scope, send)
                 return
-            if self._queues.has(scope["path"]):
-                await self._queues(scope, receive, reply)
+            if self._queues.has(local_path(scope)):
+                await self._queues(scope, receive, send)
                 return
         await self._rest(scope, receive, send)
+
+
+def _path_here(scope: Scope) -> bytes:
+    """Return the raw path below the one where this application is mounted."""
+    path: bytes | None = scope.get("raw_path")
+    if path is None:  # optional in ASGI
+        path = scope["raw_path"] = quote(scope["path"]).encode()
+    mounted_at: str | None = scope.get("root_path")
+    return path.removeprefix(mounted_at.encode()) if mounted_at else path
 
 
 def _is_disguised(path: bytes) -> bool:
@@ -191,10 +200,9 @@ def _marked(app: ASGIApp) -> ASGIApp:
 
 
 def _as_response(answer: Answer) -> Response:
-    lines = answer.lines.decode().splitlines()
     headers = {"connection": "close"}  # the request body, if there is one, may be unread
-    headers |= {name: value for name, _, value in (line.partition(": ") for line in lines)}
-    return Response(answer.body, answer.status, headers, media_type="application/json")
+    headers |= {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, answer.status, headers)
 
 
 async def _method_not_allowed(_: Request, __: Exception) -> Response:

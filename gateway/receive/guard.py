@@ -40,7 +40,7 @@ def check_bearer(
     is_known_holder = any(a and b for a, b in zip(known, shown, strict=True))
     if not is_known_holder:
         if any(one.limiter.are_over(scope) for one in accepted):
-            return answers.NOT_LOOKED_AT
+            return answers.TOO_MANY_REJECTED
         if not any(shown):
             guessed = () if authorization is None else accepted
             for one in guessed:
@@ -64,7 +64,7 @@ class TokenGuard:
         accepted = [Credential((token.reveal(),), self._limiters.of(token)) for token in tokens]
         authorization = request.headers.get("authorization")
         refusal = check_bearer(request.scope, authorization, accepted)
-        if refusal is answers.NOT_LOOKED_AT:
+        if refusal is answers.TOO_MANY_REJECTED:
             self._refused.labels("TOO_MANY_REFUSED").inc()
         elif refusal is not None:
             self._refused.labels("NO_TOKEN" if authorization is None else "UNAUTHORIZED").inc()

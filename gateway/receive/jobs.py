@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
-from starlette.types import Receive, Scope
+from starlette.types import Receive, Scope, Send
 
 from gateway.base.errors import (
     NotFromHere,
@@ -15,28 +14,24 @@ from gateway.base.errors import (
     StorageUnavailable,
     Unauthorized,
 )
-from gateway.base.failpoints import reached
 from gateway.base.model import Envelope
-from gateway.base.secrets import find_borne
+from gateway.config.registry import Registry
 from gateway.config.routes import Route
 from gateway.http.admission import Admission
 from gateway.http.body import Deadlines, drain
-from gateway.http.protocol import Reply
 from gateway.ledger.budget import JOB_CONNECTIONS
-from gateway.ledger.claims import Claim, Claimed
+from gateway.ledger.claims import Claim, Claimer
 from gateway.ledger.connection import PREPARED_ONCE, TROUBLE, Pool, describe, open_pool
 from gateway.ledger.jobs import find_job
 from gateway.providers import Headers
 from gateway.providers.publish import KEY_HEADER, is_name, read_job
 from gateway.receive import answers
 from gateway.receive.access import AccessPolicy
-from gateway.receive.answers import Answer
+from gateway.receive.answers import Answer, Taken
 from gateway.receive.guard import Credential, check_bearer
-from gateway.receive.keyring import Keyring
-from gateway.receive.route_endpoint import ReceiveContext, RouteEndpoint
-
-if TYPE_CHECKING:
-    from gateway.telemetry.spans import Traces
+from gateway.receive.reading import Items
+from gateway.receive.request import ReceivedRequest, local_path
+from gateway.receive.telemetry import RouteTelemetry
 
 PREFIX: Final = "/v1/"
 QUEUES: Final = "/v1/queues/"
@@ -52,17 +47,14 @@ class Queues:
     def __init__(
         self,
         url: str,
-        keyrings: Mapping[str, Keyring],
+        queues: Mapping[str, AccessPolicy],
         *,
-        identities: Mapping[str, str],
-        gates: Mapping[str, AccessPolicy],
         admission: Admission,
         deadlines: Deadlines,
     ) -> None:
+        """Initialize. `queues` contains each queue under its current and its former names."""
         self._url = url
-        self._gates = gates
-        self._keyrings = dict(keyrings)
-        self._identities = identities
+        self._queues = queues
         self._admission = admission
         self._deadlines = deadlines
         self._pool: Pool | None = None
@@ -85,9 +77,9 @@ class Queues:
 
         Without any queue tokens there are no such paths.
         """
-        return path.startswith(PREFIX) and bool(self._keyrings)
+        return path.startswith(PREFIX) and bool(self._queues)
 
-    async def __call__(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._admission.enter(), self._deadlines.within(ANSWER_WITHIN_S, _late):
                 answer = await self._answer(scope, receive)
@@ -98,10 +90,10 @@ class Queues:
         except (StorageUnavailable, *TROUBLE) as error:
             log.warning("job_not_found_out", error=describe(error))
             answer = answers.UNAVAILABLE
-        answer.send(reply)
+        await answer.send(scope, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
-        queue, id = _named(scope["path"])
+        queue, id = _named(local_path(scope))
         given = dict(scope["headers"]).get(b"authorization")
         authorization = None if given is None else given.decode("latin-1")
         refusal = check_bearer(scope, authorization, self._accepted(queue))
@@ -109,23 +101,21 @@ class Queues:
             if refusal is answers.UNAUTHORIZED:
                 await drain(receive)
             return refusal
-        if queue not in self._keyrings:
+        access = self._queues.get(queue)
+        if access is None:
             return answers.explained(404, "NOT_FOUND", "found no such queue or path", close=True)
         if scope["method"] not in {"GET", "HEAD"}:
             return answers.READ_ONLY
-        self._gates[queue].check_address(scope)
-        job = await find_job(self._ledger, self._identities[queue], id) if is_name(id) else None
+        access.check_address(scope)
+        job = await find_job(self._ledger, access.route, id) if is_name(id) else None
         if job is None:
             return answers.explained(404, "NOT_FOUND", f"found no job {id!r} in queue {queue!r}")
         return answers.shown(job)
 
     def _accepted(self, queue: str) -> list[Credential]:
         """Return the tokens of a queue, or of all queues if there is no queue of that name."""
-        now = datetime.now(UTC)
-        return [
-            Credential(self._keyrings[name].at(now).keys, self._gates[name].limiter)
-            for name in ([queue] if queue in self._keyrings else self._keyrings)
-        ]
+        own = self._queues.get(queue)
+        return [one.credential() for one in (self._queues.values() if own is None else [own])]
 
     @property
     def _ledger(self) -> Pool:
@@ -148,88 +138,85 @@ THREAD_BYTES: Final = 128 * 1024
 """Requests over this are parsed in a thread: exact decoding is slower than parsing a webhook."""
 
 
-class JobEndpoint(RouteEndpoint):
-    """Accept the jobs of one queue. They are never spooled, because the publisher can retry."""
+class JobConflict(Taken):
+    """A job whose key is that of a job with another payload or type."""
 
-    def __init__(self, route: Route, reception: ReceiveContext, *, keyring: Keyring) -> None:
-        super().__init__(route, reception)
-        self._keyring = keyring
 
-    def _knows(self, headers: Headers) -> bool:
-        now = datetime.now(UTC)
-        ring = self._keyring.at(now)
-        borne = find_borne(headers.get("authorization", ""), ring.keys)
-        if borne is None:
-            return False
-        ring.held[borne].use.note(now)
-        return True
+class JobRequests:
+    """How the jobs of one queue are read, claimed and answered.
 
-    def _headers(self, scope: Scope) -> dict[str, str]:
-        headers = super()._headers(scope)
-        if len(headers) < len(scope["headers"]):
-            keys = [value for name, value in scope["headers"] if name == KEY_HEADER.encode()]
-            if len(keys) > 1:  # ambiguous: join them to a value that is not a valid key
-                headers[KEY_HEADER] = b"\n".join(keys).decode("latin-1")
-        return headers
+    They are never spooled, because the publisher can retry.
+    """
 
-    async def _receive(self, _: Scope, headers: Headers, body: bytes) -> Answer:
-        if len(body) > THREAD_BYTES:
-            claim = await asyncio.to_thread(self._read, headers, body)
-        else:
-            claim = self._read(headers, body)
-        self._gate.take()
-        reached("claim.verified")
-        if self._traces is None:
-            claimed = await self._claimer.claim(claim)
-        else:
-            claimed = await self._claim_traced(self._traces, claim, headers)
-        reached("claim.answering")
-        return self._answered(claim.envelope, claimed)
+    def __init__(
+        self, route: Route, registry: Registry, *, claimer: Claimer, telemetry: RouteTelemetry
+    ) -> None:
+        self._route = route
+        self._registry = registry
+        self._claimer = claimer
+        self._telemetry = telemetry
 
-    async def _claim_traced(self, traces: "Traces", claim: Claim, headers: Headers) -> Claimed:
-        with traces.receiving(self._route.label, headers, claim.received_at) as span:
-            claimed = await self._claimer.claim(claim._replace(trace=traces.here()))
-            traces.tell(span, [(claim.envelope.id, claimed.verdict)])
-            return claimed
+    def greet(self, _: ReceivedRequest) -> Answer | None:
+        return None
 
-    def _read(self, headers: Headers, body: bytes) -> Claim:
-        job = read_job(self._route.label, headers, body)
-        now = datetime.now(UTC)
-        handlers = self._registry.for_event(self._route.name, job.type)
-        return Claim(
-            route=self._route.name,
-            provider=self._route.provider.name,
-            envelope=Envelope(id=job.id, type=job.type, occurred_at=now),
-            received_at=now,
-            digest=job.digest,
-            headers={},
-            body=self._route.redacted({}, job.body),
-            replay=None,
-            handlers=handlers,
-            order_keys=self._registry.order_keys(self._route.name, handlers, {}, job.body),
-            delay=job.delay or None,
-        )
+    async def read(self, request: ReceivedRequest) -> Items | Answer:
+        if len(request.body or b"") > THREAD_BYTES:
+            return [await asyncio.to_thread(self._read, request)]
+        return [self._read(request)]
 
-    def _answered(self, envelope: Envelope, claimed: Claimed) -> Answer:
-        fields = {"event_id": envelope.id, "type": envelope.type}
-        if claimed.conflict:
-            self._conflicts.inc()
-            self._count("CONFLICT")
-            self._complain("job_conflicts", **fields)
+    async def make_durable(self, _: ReceivedRequest, items: Items) -> list[Taken]:
+        return [await self._take(claim) for claim in items if isinstance(claim, Claim)]
+
+    async def answer(self, _: ReceivedRequest, __: Items, taken: list[Taken]) -> Answer:
+        (job,) = taken
+        if isinstance(job, JobConflict):
             return answers.explained(
                 409, "CONFLICT", "the key is that of a job with another payload or type"
             )
-        self._count(claimed.verdict)
-        self._log.info(f"job_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
-        return answers.published(envelope.id, claimed.verdict)
+        return answers.published(job)
 
-    def _keep(self, *_: object) -> None:
-        """Keep nothing: the response already gives the publisher the details."""
-
-    def _refused(self, rejection: RequestRejected) -> Answer:
-        told = super()._refused(rejection)
+    def reject(self, rejection: RequestRejected) -> Answer:
         if isinstance(rejection, Unauthorized):
             return answers.UNAUTHORIZED
-        return answers.explained(
-            told.status, rejection.code, rejection.reason, lines=told.lines, close=told.close
+        return answers.refused_with_reason(rejection)
+
+    def _read(self, request: ReceivedRequest) -> Claim:
+        route, registry = self._route, self._registry
+        job = read_job(route.label, _with_ambiguous_key(request), request.body or b"")
+        handlers = registry.for_event(route.name, job.type)
+        return Claim(
+            route=route.name,
+            provider=route.provider.name,
+            envelope=Envelope(id=job.id, type=job.type, occurred_at=request.received_at),
+            received_at=request.received_at,
+            digest=job.digest,
+            headers={},
+            body=route.redacted({}, job.body),
+            replay=None,
+            handlers=handlers,
+            order_keys=registry.order_keys(route.name, handlers, {}, job.body),
+            delay=job.delay or None,
         )
+
+    async def _take(self, claim: Claim) -> Taken:
+        telemetry, claimed = self._telemetry, await self._claimer.claim(claim)
+        fields = {"event_id": claim.envelope.id, "type": claim.envelope.type}
+        if claimed.conflict:
+            telemetry.conflicts.inc()
+            telemetry.count("CONFLICT")
+            telemetry.complain("job_conflicts", **fields)
+            return JobConflict(claimed.verdict, claim.envelope.id)
+        telemetry.count(claimed.verdict)
+        telemetry.log.info(f"job_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
+        return Taken(claimed.verdict, claim.envelope.id)
+
+
+def _with_ambiguous_key(request: ReceivedRequest) -> Headers:
+    """Return the headers, in which several keys are joined to a value that is not a valid key."""
+    fields = request.scope["headers"]
+    if len(request.headers) == len(fields):
+        return request.headers
+    keys = [value for name, value in fields if name == KEY_HEADER.encode()]
+    if len(keys) < 2:
+        return request.headers
+    return {**request.headers, KEY_HEADER: b"\n".join(keys).decode("latin-1")}

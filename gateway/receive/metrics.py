@@ -10,7 +10,6 @@ from prometheus_client import Counter
 from gateway.ledger.claims import Claimer
 from gateway.ledger.metrics import ProcessMetrics
 from gateway.ledger.reloads import SecretUses
-from gateway.ledger.statistics import REQUESTS, MinuteStats
 from gateway.receive.spool.spool import Spool
 from gateway.telemetry.metrics import LoopMonitor, each
 
@@ -196,22 +195,3 @@ async def pulsing(metrics: Metrics) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-
-
-class Outcomes:
-    """Count the requests of one route. The counter of each outcome is looked up only once."""
-
-    def __init__(self, requests: Counter, stats: MinuteStats, route: str) -> None:
-        self._requests = requests
-        self._stats = stats
-        self._route = route
-        self._counters: dict[str, Counter] = {
-            outcome: requests.labels(route, outcome) for outcome in EXPECTED
-        }
-
-    def __call__(self, outcome: str) -> None:
-        counter = self._counters.get(outcome)
-        if counter is None:
-            counter = self._counters[outcome] = self._requests.labels(self._route, outcome)
-        counter.inc()
-        self._stats.add(self._route, REQUESTS, outcome)

@@ -27,11 +27,10 @@ class RejectedItem(NamedTuple):
     verified_by: str
 
 
-Read = Greeting | list[Claim | Envelope | RejectedItem]
-"""Either a handshake, or the events of the request.
+Items = list[Claim | Envelope | RejectedItem]
+"""The events of a request. An event that is not wanted is only an Envelope."""
 
-An event that is not wanted is only an Envelope.
-"""
+Read = Greeting | Items
 
 
 class Reading:

@@ -17,14 +17,14 @@ class SpooledDuplicates:
 
     routes: Sequence[Route]
     codec: ClaimCodec
-    refused: RejectedRequests
+    rejected: RejectedRequests
 
     async def keep(self, claim: Claim, first_event_id: str) -> None:
         """Keep the request from which a spooled claim was made. Raises StorageUnavailable."""
         route = self._route(claim)
         if route is None:
             return
-        is_kept = len(claim.body) <= self.refused.largest_body
+        is_kept = len(claim.body) <= self.rejected.largest_body
         request = UnexaminedRequest(
             route=route.name,
             at=claim.received_at,
@@ -39,9 +39,9 @@ class SpooledDuplicates:
             verified_by=claim.verified_by,
         )
         if is_kept and claim.verified_by is not None:
-            await self.refused.keep_duplicates([request])
+            await self.rejected.keep_duplicates([request])
         else:
-            self.refused.keep(request)
+            self.rejected.keep(request)
 
     def _route(self, claim: Claim) -> Route | None:
         """Find the route by its identity: the record may have been written under a former name."""

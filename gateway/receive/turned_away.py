@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from starlette.types import Scope
 
 from gateway.providers import Headers
+from gateway.receive.request import path_and_query
 
 LONGEST_PATH: Final = 1000
 LONGEST_AGENT: Final = 64
@@ -47,9 +48,7 @@ class UnexaminedRequest(NamedTuple):
     @property
     def path(self) -> str:
         """The path with its query, as received."""
-        path = self.scope["raw_path"].decode("latin-1")
-        query = self.scope["query_string"].decode("latin-1")
-        return f"{path}?{query}" if query else path
+        return path_and_query(self.scope)
 
 
 def measure(headers: Headers, body: bytes | None) -> int | None:

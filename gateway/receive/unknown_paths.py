@@ -22,7 +22,7 @@ class UnknownPaths:
 
     def __init__(
         self,
-        refused: RejectedRequests,
+        rejected: RejectedRequests,
         admission: Admission,
         addresses: Addresses,
         *,
@@ -33,7 +33,7 @@ class UnknownPaths:
         `keeps_bodies` is False if some route may not store its whole payload: the request may be
         meant for it.
         """
-        self._refused = refused
+        self._rejected = rejected
         self._keeps_bodies = keeps_bodies
         self._admission = admission
         self._addresses = addresses
@@ -43,12 +43,12 @@ class UnknownPaths:
 
         Called before the response, since the body is unavailable afterwards.
         """
-        if request.method != "POST" or not self._refused.has_room(NOWHERE):
+        if request.method != "POST" or not self._rejected.has_room(NOWHERE):
             return
         headers = dict(request.headers)
         body = await self._body(request, headers)
         client = self._addresses.of(request.scope)
-        self._refused.keep(
+        self._rejected.keep(
             UnexaminedRequest(
                 route=NOWHERE,
                 at=datetime.now(UTC),
@@ -66,10 +66,10 @@ class UnknownPaths:
         """Return the body, or None if it is too large, does not arrive, or must not be kept."""
         if not self._keeps_bodies:
             return None
-        limit = self._refused.largest_body
+        limit = self._rejected.largest_body
         try:
             async with asyncio.timeout(WITHIN_S):
-                with self._admission.enter() as place:
-                    return await read_body(headers, request.receive, place, limit=limit)
+                with self._admission.enter() as slot:
+                    return await read_body(headers, request.receive, slot, limit=limit)
         except (TooLarge, SenderGone, Overloaded, TimeoutError):
             return None

@@ -12,7 +12,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.listening import Server, listen
-from gateway.http.protocol import BoundedHttpProtocol, State, take_reply
+from gateway.http.protocol import BoundedHttpProtocol, State
+from gateway.receive.answers import Answer
 from tests.support.ledger import Reader
 from tests.support.ports import free_port
 from tests.support.processes import Project, Serving, stripe_request
@@ -88,8 +89,11 @@ async def test_when_its_time_is_up_it_closes_idle_connections_and_ends(project: 
         writer.close()
 
 
-async def _say_ok(scope: Scope, _: Receive, __: Send) -> None:
-    take_reply(scope)(200, b"", b"ok", False)
+OK = Answer(200, b"ok", ())
+
+
+async def _say_ok(scope: Scope, _: Receive, send: Send) -> None:
+    await OK.send(scope, send)
 
 
 async def test_what_has_arrived_when_the_port_closes_is_answered() -> None:

@@ -13,18 +13,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import protocol
 from gateway.http.listening import Server, listen
-from gateway.http.protocol import BoundedHttpProtocol, State, take_reply
+from gateway.http.protocol import BoundedHttpProtocol, State
+from gateway.receive.answers import Answer
 from tests.fuzz.targets.heads import Wire
 from tests.support.waiting import until
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+OK = Answer(200, b"ok", ())
 PATIENCE_S = 20
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _say_ok(scope: Scope, _: Receive, __: Send) -> None:
+async def _say_ok(scope: Scope, _: Receive, send: Send) -> None:
     """Without a look at the body."""
-    take_reply(scope)(200, b"", b"ok", False)
+    await OK.send(scope, send)
 
 
 @asynccontextmanager
@@ -130,11 +132,11 @@ async def test_of_thousands_in_one_piece_one_request_waits() -> None:
     waiting: list[int] = []
     answered = 0
 
-    async def count(scope: Scope, _: Receive, __: Send) -> None:
+    async def count(scope: Scope, _: Receive, send: Send) -> None:
         nonlocal answered
         answered += 1
         waiting.extend(len(connection.pipeline) for connection in state.connections)  # type: ignore[union-attr]
-        take_reply(scope)(200, b"", b"ok", False)
+        await OK.send(scope, send)
 
     state = _state()
     connection, wire = _connect(count, state)
@@ -178,10 +180,10 @@ async def test_an_evicted_pipeline_still_gets_the_answer_that_is_on_its_way() ->
     leave = asyncio.Event()
     running = asyncio.Event()
 
-    async def wait(scope: Scope, _: Receive, __: Send) -> None:
+    async def wait(scope: Scope, _: Receive, send: Send) -> None:
         running.set()
         await leave.wait()
-        take_reply(scope)(200, b"", b"ok", False)
+        await OK.send(scope, send)
 
     state = _state()
     connection, wire = _connect(wait, state)
@@ -204,9 +206,9 @@ async def test_a_body_is_kept_only_if_the_method_has_one_and_until_the_answer(
     """Otherwise a GET that waits for Postgres would hold bytes that count in no limit."""
     may_answer = asyncio.Event()
 
-    async def answer_later(scope: Scope, _: Receive, __: Send) -> None:
+    async def answer_later(scope: Scope, _: Receive, send: Send) -> None:
         await may_answer.wait()
-        take_reply(scope)(200, b"", b"ok", False)
+        await OK.send(scope, send)
 
     state = _state()
     connection, wire = _connect(answer_later, state)

@@ -10,7 +10,7 @@ from gateway.base.errors import RequestRejected
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.schemes.sections import SignedSection
-from gateway.receive.route_endpoint import _joined
+from gateway.receive.request import join_repeated
 from tests.unit.test_vectors import FILES, body_of, load
 
 SIGNED = [
@@ -37,7 +37,7 @@ def test_what_is_proven_once_is_not_proven_twice(file: Path) -> None:
     headers, key = vector["headers"], provider.read_key(vector["secret"].encode())
 
     def verifies(*fields: tuple[str, str]) -> bool:
-        joined = _joined((name.encode(), value.encode()) for name, value in fields)
+        joined = join_repeated((name.encode(), value.encode()) for name, value in fields)
         try:
             provider.verify(
                 Incoming(joined, body_of(vector), "POST", vector["url"]),

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.protocol import BoundedHttpProtocol, State, take_reply
+from gateway.http.protocol import BoundedHttpProtocol, State
+from gateway.receive.answers import Answer
 from tests.fuzz.target import Check, Finding, Stage, Target, Watch, looping
 from tests.support.shapes import SHAPES
 
@@ -76,8 +77,8 @@ class Talk:
         state = State(max_connections=10, max_requests=10, max_bytes=1024 * 1024)
         self._protocol = BoundedHttpProtocol(config=config, server_state=state, app_state={})
 
-    async def _answer(self, scope: Scope, receive: Receive, _: Send) -> None:
-        reply, body = take_reply(scope), b""
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -86,7 +87,7 @@ class Talk:
             if not message["more_body"] or len(body) > BODY_BYTES:
                 break
         self.seen.append(Seen(scope["method"], scope["raw_path"], tuple(scope["headers"]), body))
-        reply(200, b"", b"ok", False)
+        await Answer(200, b"ok", ()).send(scope, send)
 
     async def hold(self, pieces: Sequence[bytes]) -> None:
         """Says it all, hears the answers and hangs up."""
