@@ -96,6 +96,8 @@ class App:
         # Keyed by the raw path, which is what a proxy in front allows or denies too.
         self._endpoints = {path.encode(): endpoint for path, endpoint in endpoints.items()}
         self._queues = queues
+        self.lifespan = lifespan
+        """Must be that of the application in which this one is mounted, too."""
         self._rest = _rest(unknown, readiness, metrics, routes, guard_metrics, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
