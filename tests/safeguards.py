@@ -740,7 +740,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "an item or a duplicate that is not sent again waits for Postgres",
-        "gateway/receive/rejected_requests.py",
+        "gateway/receive/rejected/writer.py",
         "self._later.append(request)",
         "self.keep(request)",
         "tests/e2e/test_batches.py::"
@@ -2100,14 +2100,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "credentials of refused requests are not kept",
-        "gateway/receive/scrubbing.py",
+        "gateway/receive/rejected/recorder.py",
         "        if is_secret or self._has_secret(value):\n",
         "        if False:\n",
         "tests/integration/test_rejected.py::test_credentials_are_not_kept",
     ),
     Safeguard(
         "a flood of refusals waits in few places",
-        "gateway/receive/waiting.py",
+        "gateway/receive/rejected/requests.py",
         "        if len(own) == PER_SENDER:\n",
         "        if len(own) < 0:\n",
         "tests/unit/test_refused.py::"
@@ -2123,7 +2123,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what was refused by an encrypted route is sealed",
-        "gateway/receive/recorder.py",
+        "gateway/receive/rejected/recorder.py",
         "        return seal_row(row, self._encryption) if is_secret else row\n",
         "        return row\n",
         "tests/integration/test_rejected.py::"
@@ -2146,7 +2146,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "to look for causes is bounded by what it writes",
-        "gateway/receive/forms.py",
+        "gateway/receive/rejected/tries.py",
         "        budget.spend(len(form.body) * WRITTEN)\n",
         "",
         "tests/unit/test_causes.py::test_a_short_body_cannot_make_others_wait_for_its_forms",

@@ -40,11 +40,10 @@ from gateway.ledger.reloads import SecretUses
 from gateway.ledger.statistics import REQUESTS, MinuteStats
 from gateway.providers import Incoming
 from gateway.providers.provider import Greeting
-from gateway.receive.causes import describe_item
 from gateway.receive.keyring import Keyring
 from gateway.receive.reading import Read, Reading, RejectedItem
-from gateway.receive.recorder import seal_row
-from gateway.receive.scrubbing import NOT_KEPT
+from gateway.receive.rejected.causes import describe_item
+from gateway.receive.rejected.recorder import NOT_KEPT, seal_row
 
 CLAIM_WITHIN_S: Final = 30.0
 

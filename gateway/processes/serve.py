@@ -51,21 +51,19 @@ from gateway.queue.connection import connect_redis
 from gateway.queue.wake_ups import WakeUpSender
 from gateway.receive.access import AccessPolicy
 from gateway.receive.app import App, Readiness
-from gateway.receive.causes import CauseFinder
 from gateway.receive.endpoint import OnRejected, RequestKind, RouteEndpoint
 from gateway.receive.guard import TokenGuard, metrics_guard
 from gateway.receive.jobs import JobRequests, Queues
 from gateway.receive.keyring import Keyring, tell_expired
 from gateway.receive.metrics import Metrics, pulsing
 from gateway.receive.reading import Reading
-from gateway.receive.recorder import Recorder
-from gateway.receive.rejected_requests import RejectedRequests
+from gateway.receive.rejected.causes import CauseFinder
+from gateway.receive.rejected.recorder import Recorder, Scrubber
+from gateway.receive.rejected.sources import SpooledDuplicates, UnknownPaths
+from gateway.receive.rejected.writer import RejectedRequests
 from gateway.receive.reloading import SecretReloader
-from gateway.receive.scrubbing import Scrubber
 from gateway.receive.spool.spool import SPOOL_DIRECTORY, Spool
-from gateway.receive.spooled import SpooledDuplicates
 from gateway.receive.telemetry import MakeDurable, RouteTelemetry, traced
-from gateway.receive.unknown_paths import UnknownPaths
 from gateway.receive.webhooks import WebhookRequests
 from gateway.telemetry.logs import show_names
 from gateway.telemetry.traces import open_traces

@@ -28,11 +28,11 @@ from gateway.receive import answers
 from gateway.receive.access import AccessPolicy
 from gateway.receive.answers import Answer, Taken
 from gateway.receive.reading import Items, Read, Reading, RejectedItem
-from gateway.receive.rejected_requests import RejectedRequests
+from gateway.receive.rejected.requests import UnexaminedRequest, measure
+from gateway.receive.rejected.writer import RejectedRequests
 from gateway.receive.request import ReceivedRequest, path_and_query
 from gateway.receive.spool.spool import Spool
 from gateway.receive.telemetry import RouteTelemetry
-from gateway.receive.turned_away import UnexaminedRequest, measure
 
 THREAD_BYTES: Final = 1024 * 1024
 """Bodies over this are hashed and parsed in a thread, so that they do not block other requests."""

@@ -40,8 +40,8 @@ from gateway.operations.stored_data import ErasureSubject, count_to_erase, erase
 from gateway.processes.serve import make_recorder
 from gateway.providers import PROVIDERS
 from gateway.receive.metrics import Metrics
-from gateway.receive.rejected_requests import RejectedRequests
-from gateway.receive.waiting import PER_ROUTE, PER_SENDER
+from gateway.receive.rejected.requests import PER_ROUTE, PER_SENDER
+from gateway.receive.rejected.writer import RejectedRequests
 from tests.support.in_process import in_project
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.processes import (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.receive.turned_away import UnexaminedRequest, measure
+from gateway.receive.rejected.requests import UnexaminedRequest, measure
 
 
 def turned_away(

@@ -15,12 +15,10 @@ from gateway.config.routes import load_config
 from gateway.ledger.rejected import Clocks
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.provider import Signed
-from gateway.receive.causes import CauseFinder, RejectionCause
-from gateway.receive.forms import body_forms, secret_forms
-from gateway.receive.provider_headers import marks_of
-from gateway.receive.recorder import HASHED_BYTES
-from gateway.receive.trying import HashBudget
-from gateway.receive.turned_away import UnexaminedRequest
+from gateway.receive.rejected.causes import CauseFinder, RejectionCause
+from gateway.receive.rejected.recorder import HASHED_BYTES
+from gateway.receive.rejected.requests import UnexaminedRequest
+from gateway.receive.rejected.tries import HashBudget, body_forms, marks_of, secret_forms
 from tests.support.refused import turned_away
 
 IN_THE_BODY = {"mailgun", "microsoft-graph"}

@@ -5,9 +5,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gateway.receive.scrubbing import NOT_KEPT, Scrubber, is_credential
-from gateway.receive.turned_away import measure
-from gateway.receive.waiting import MOST_BYTES, PER_PROCESS, PER_ROUTE, PER_SENDER, Waiting
+from gateway.receive.rejected.recorder import NOT_KEPT, Scrubber, is_credential
+from gateway.receive.rejected.requests import (
+    MOST_BYTES,
+    PER_PROCESS,
+    PER_ROUTE,
+    PER_SENDER,
+    Waiting,
+    measure,
+)
 from tests.support.refused import turned_away
 
 SECRET = "whsec_of_ours"

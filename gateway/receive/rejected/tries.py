@@ -1,12 +1,123 @@
-"""Variants of a body or a secret that explain why a signature does not match."""
+"""Try whether a request verifies: as other bodies, under other secrets, for other providers."""
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Final, NamedTuple
 
-from gateway.receive.trying import HashBudget
+from gateway.base.errors import RequestRejected, StaleTimestamp
+from gateway.base.problems import Unexpected
+from gateway.config.routes import Route
+from gateway.providers import PROVIDERS, Incoming, Provider
+from gateway.providers.provider import Key
+
+COMMON_HEADERS: Final = frozenset({"content-type", "user-agent", "content-length", "host"})
+PROBE_AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class ProviderHeaders(NamedTuple):
+    """The headers that identify a provider's requests."""
+
+    signatures: frozenset[str]
+    """Headers whose value depends on the secret."""
+    tokens: frozenset[str]
+    """Headers that contain the secret itself."""
+
+
+@cache
+def all_marks() -> Mapping[str, ProviderHeaders]:
+    """Return the marks of every provider. Slow on the first call: not for the event loop."""
+    return {
+        name: marks_of(provider) for name, provider in PROVIDERS.items() if not provider.is_queue
+    }
+
+
+def marks_of(provider: Provider) -> ProviderHeaders:
+    """Derive the marks by signing a sample request with two different secrets."""
+    first, second = (provider.make_secret() for _ in range(2))
+    sent, other = (_sample(provider, secret) for secret in (first, second))
+    return ProviderHeaders(
+        frozenset(n for n, v in sent.items() if other.get(n) != v and n not in COMMON_HEADERS),
+        frozenset(name for name, value in sent.items() if first in value),
+    )
+
+
+def _sample(provider: Provider, secret: str) -> Mapping[str, str]:
+    try:
+        signed = provider.sign(
+            b"{}",
+            secret=secret.encode(),
+            id="evt_1",
+            type="test",
+            now=PROBE_AT,
+            url="https://hooks.example.com/",
+        )
+    except RequestRejected:  # a queue signs nothing
+        return {}
+    return {name.lower(): value for name, value in signed.headers.items()}
+
+
+ANY_TIME: Final = timedelta(days=36_500)
+
+
+class HashBudget:
+    """How many bytes may still be hashed.
+
+    It bounds the cost of a flood, whatever it consists of.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left = most_bytes
+
+    def spend(self, size: int) -> None:
+        self._left -= size
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+
+class TriedRoute(NamedTuple):
+    """A route with its secrets."""
+
+    route: Route
+    secrets: tuple[bytes, ...]
+    keys: tuple[Key, ...]
+    marks: ProviderHeaders
+
+
+def make_known(route: Route, secrets: Sequence[bytes]) -> TriedRoute:
+    if route.provider.is_queue:  # a queue's tokens sign nothing
+        return TriedRoute(route, (), (), ProviderHeaders(frozenset(), frozenset()))
+    keys = read_keys(route.provider, secrets)
+    return TriedRoute(route, tuple(secrets), tuple(keys), marks_of(route.provider))
+
+
+def read_keys(provider: Provider, secrets: Iterable[bytes]) -> list[Key]:
+    keys = []
+    for secret in secrets:
+        try:
+            keys.append(provider.read_key(secret))
+        except Unexpected:  # not a valid key of this provider
+            continue
+    return keys
+
+
+def matches(
+    provider: Provider, incoming: Incoming, keys: Sequence[Key], at: datetime, budget: HashBudget
+) -> bool:
+    budget.spend(len(incoming.body) * len(keys))
+    try:
+        provider.verify(incoming, keys=keys, now=at, tolerance=ANY_TIME)
+    except StaleTimestamp:
+        return True
+    except RequestRejected:
+        return False
+    return True
+
 
 PREFIX: Final = b"whsec_"
 QUOTES: Final = (b'"', b"'")

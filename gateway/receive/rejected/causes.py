@@ -14,11 +14,19 @@ from gateway.config.routes import Route
 from gateway.ledger.rejected import BAD_ITEM, NOWHERE, Clocks
 from gateway.providers import Incoming
 from gateway.providers.signature import NO_MATCH, OTHERS_BEARER
-from gateway.receive.forms import body_forms, secret_forms
 from gateway.receive.keyring import EXPIRED
-from gateway.receive.provider_headers import all_marks
-from gateway.receive.trying import ANY_TIME, HashBudget, TriedRoute, make_known, matches, read_keys
-from gateway.receive.turned_away import UnexaminedRequest
+from gateway.receive.rejected.requests import UnexaminedRequest
+from gateway.receive.rejected.tries import (
+    ANY_TIME,
+    HashBudget,
+    TriedRoute,
+    all_marks,
+    body_forms,
+    make_known,
+    matches,
+    read_keys,
+    secret_forms,
+)
 
 AGREES_S: Final = 60.0
 """If our clock differs by less than this, it is not the reason for stale requests."""

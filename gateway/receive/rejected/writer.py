@@ -23,10 +23,9 @@ from gateway.ledger.rejected import (
     keep_rejected,
     note_refusals,
 )
-from gateway.receive.recorder import HASHED_BYTES, Recorder
-from gateway.receive.trying import HashBudget
-from gateway.receive.turned_away import UnexaminedRequest
-from gateway.receive.waiting import Waiting
+from gateway.receive.rejected.recorder import HASHED_BYTES, Recorder
+from gateway.receive.rejected.requests import UnexaminedRequest, Waiting
+from gateway.receive.rejected.tries import HashBudget
 
 PER_SECOND: Final = 20
 """Limits the writes that a sender can cause by replaying a captured request a thousand times a

@@ -1,0 +1,1 @@
+"""Rejected requests: kept with their cause, without credentials, to be released."""
