@@ -712,7 +712,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a duplicate is kept before it is acknowledged",
         "gateway/receive/webhooks.py",
-        "await self._keep_durably(self._rejected.keep_duplicates, repeated)",
+        'await self._keep_durably(keep, repeated, otherwise="duplicates_not_kept")',
         "any(map(self._rejected.keep, repeated))",
         "tests/e2e/test_repeats.py::test_a_duplicate_is_not_acknowledged_before_it_is_kept",
     ),
@@ -1443,14 +1443,14 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a header that comes twice is neither its first nor its last value",
-        "gateway/receive/request.py",
+        "gateway/receive/reading.py",
         "    return headers if len(headers) == len(pairs) else join_repeated(pairs)\n",
         "    return headers\n",
         "tests/e2e/test_shapes.py::test_what_github_says_once_is_refused_twice",
     ),
     Safeguard(
         "a compressed body is refused as such",
-        "gateway/receive/request.py",
+        "gateway/receive/reading.py",
         '    if content and content.lower() != "identity":\n',
         '    if content.lower() == "never":\n',
         "tests/e2e/test_shapes.py::test_a_refused_encoding_is_counted",
@@ -1591,7 +1591,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a batch is acknowledged once its bad item is kept",
         "gateway/receive/webhooks.py",
-        "            await self._keep_durably(self._rejected.keep_items, requests)\n",
+        '            await self._keep_durably(keep, requests, otherwise="items_not_kept")\n',
         "            [self._rejected.keep(request) for request in requests]\n",
         "tests/e2e/test_batches.py::test_a_batch_is_not_acknowledged_before_its_bad_item_is_kept",
     ),

@@ -4,7 +4,6 @@ Each response is sent in one write.
 """
 
 import asyncio
-from collections.abc import Awaitable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,7 +21,7 @@ from gateway.http.admission import Admission, ConnectionLimit, unreserved
 from gateway.http.limits import Throttle
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application, HTTPScope
+    from uvicorn._types import HTTPScope
 
 COMPLAINTS_PER_SECOND: Final = 5
 VERSIONS: Final = frozenset({"1.1", "1.0"})
@@ -80,16 +79,12 @@ class Exchange:
     So the head waits for the first message of the body.
     """
 
-    __slots__ = ("_app", "_head", "_is_shed", "cycle")
+    __slots__ = ("_head", "_is_shed", "cycle")
 
-    def __init__(self, cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
+    def __init__(self, cycle: RequestResponseCycle) -> None:
         self.cycle = cycle
-        self._app = app
         self._head: Any = None
         self._is_shed = False
-
-    def __call__(self, scope: Any, _: object, __: object) -> Awaitable[None]:
-        return self._app(scope, self.receive, self.send)
 
     async def receive(self) -> Any:
         message = await self.cycle.receive()
@@ -98,16 +93,15 @@ class Exchange:
     async def send(self, message: Any) -> None:
         if self._is_shed:
             return
-        cycle, head = self.cycle, self._head
-        if message["type"] == "http.response.start" and head is None:
+        if message["type"] == "http.response.start":
             self._head = message
             return
-        if head is not None:
-            self._head = None
-            if self._is_written_at_once(head, message):
-                return
-            await cycle.send(head)
-        await cycle.send(message)
+        head, self._head = self._head, None
+        if head is None:
+            await self.cycle.send(message)
+        elif not self._is_written_at_once(head, message):
+            await self.cycle.send(head)
+            await self.cycle.send(message)
 
     def _is_written_at_once(self, head: Any, message: Any) -> bool:
         """Write a response that is short and complete. Return whether it is."""
@@ -336,8 +330,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.hang_up()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = Exchange(cycle, app)
-        super()._start_asgi_task(cycle, self._running)
+        exchange = self._running = Exchange(cycle)
+        super()._start_asgi_task(
+            cycle, lambda scope, *_: app(scope, exchange.receive, exchange.send)
+        )
 
     def _give_up(self) -> None:
         """Mark the running request as disconnected: a write to a closed connection would raise."""

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -63,7 +62,7 @@ from gateway.receive.rejected.sources import SpooledDuplicates, UnknownPaths
 from gateway.receive.rejected.writer import RejectedRequests
 from gateway.receive.reloading import SecretReloader
 from gateway.receive.spool.spool import SPOOL_DIRECTORY, Spool
-from gateway.receive.telemetry import MakeDurable, RouteTelemetry, traced
+from gateway.receive.telemetry import RouteTelemetry, traced
 from gateway.receive.webhooks import WebhookRequests
 from gateway.telemetry.logs import show_names
 from gateway.telemetry.traces import open_traces
@@ -124,25 +123,17 @@ def build_app(project: Project, codec: ClaimCodec, state: State, hangup: Hangup)
             routes=project.config.doors, codec=codec, rejected=rejected
         ).keep
     keyrings = _keyrings(project, uses)
-    endpoints = _Endpoints(
-        project=project,
-        keyrings=keyrings,
-        access={
-            route.name: AccessPolicy(route, addresses, limiters, keyrings[route.name])
-            for route in (*project.config.doors, *project.config.open_queues)
-        },
-        admission=state.admission,
-        deadlines=Deadlines(),
-        metrics=metrics,
-        stats=stats,
-        traces=traces,
-    )
-    queues = Queues(
-        url,
-        {name: endpoints.access[route.name] for name, route in _queue_names(project)},
-        admission=state.admission,
-        deadlines=endpoints.deadlines,
-    )
+    deadlines = Deadlines()
+    policies = {
+        route.name: AccessPolicy(route, addresses, limiters, keyrings[route.name])
+        for route in (*project.config.doors, *project.config.open_queues)
+    }
+    queues = {
+        name: policies[route.name]
+        for route in project.config.open_queues
+        for name in (*route.formerly, route.label)
+    }
+    job_status = Queues(url, queues, admission=state.admission, deadlines=deadlines)
     guard = TokenGuard(limiters, metrics.admin_refused)
     access = console_access(settings)
     front = AdminApi(project, wake=hand_off.send, guard=guard, has_console=not access.is_off)
@@ -166,8 +157,19 @@ def build_app(project: Project, codec: ClaimCodec, state: State, hangup: Hangup)
         return _spools(project) and spool is not None and spool.working and claimer.working
 
     return App(
-        endpoints.webhooks(claimer, spool, rejected) | endpoints.jobs(jobs_claimer),
-        queues,
+        _endpoints(
+            project,
+            keyrings,
+            policies,
+            claimers=(claimer, jobs_claimer),
+            spool=spool,
+            rejected=rejected,
+            admission=state.admission,
+            deadlines=deadlines,
+            telemetry=lambda route: RouteTelemetry(route, metrics, stats),
+            traces=traces,
+        ),
+        job_status,
         unknown=UnknownPaths(
             rejected,
             state.admission,
@@ -182,7 +184,7 @@ def build_app(project: Project, codec: ClaimCodec, state: State, hangup: Hangup)
             (claimer, jobs_claimer),
             hand_off,
             spool,
-            queues,
+            job_status,
             front,
             rejected,
             keeping(stats, uses, DaysAhead(), url=url, every=settings.sweep),
@@ -207,89 +209,59 @@ def _keyrings(project: Project, uses: SecretUses) -> dict[str, Keyring]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Endpoints:
-    """Builds the endpoints, which share limits, counters and deadlines."""
+def _endpoints(
+    project: Project,
+    keyrings: Mapping[str, Keyring],
+    policies: Mapping[str, AccessPolicy],
+    *,
+    claimers: tuple[Claimer, Claimer],
+    spool: Spool | None,
+    rejected: RejectedRequests,
+    admission: Admission,
+    deadlines: Deadlines,
+    telemetry: Callable[[Route], RouteTelemetry],
+    traces: "Traces | None",
+) -> dict[str, RouteEndpoint]:
+    """Return the endpoints by their paths. The claimers are that of webhooks and that of jobs."""
 
-    project: Project
-    keyrings: Mapping[str, Keyring]
-    access: Mapping[str, AccessPolicy]
-    admission: Admission
-    deadlines: Deadlines
-    metrics: Metrics
-    stats: MinuteStats
-    traces: "Traces | None"
-
-    def webhooks(
-        self, claimer: Claimer, spool: Spool | None, rejected: RejectedRequests
-    ) -> dict[str, RouteEndpoint]:
-        project, endpoints = self.project, {}
-        for route in project.config.doors:
-            telemetry = RouteTelemetry(route, self.metrics, self.stats)
-            webhooks = WebhookRequests(
-                route,
-                Reading(route, project.registry, self.keyrings[route.name]),
-                claimer=claimer,
-                spool=spool if route.spools else None,
-                rejected=rejected,
-                access=self.access[route.name],
-                deadlines=self.deadlines,
-                telemetry=telemetry,
-                public_url=public_url(project),
-                verify_token=project.verify_tokens.get(route.name),
-                accepts_unverified=_accepts_unverified(project, route),
-            )
-            endpoints[route.path] = self._endpoint(
-                route, webhooks, claimer, telemetry, on_rejected=webhooks.keep
-            )
-        return endpoints
-
-    def jobs(self, claimer: Claimer) -> dict[str, RouteEndpoint]:
-        endpoints = {}
-        for route in self.project.config.open_queues:
-            telemetry = RouteTelemetry(route, self.metrics, self.stats)
-            jobs = JobRequests(route, self.project.registry, claimer=claimer, telemetry=telemetry)
-            # The answer gives the publisher the details of a rejection, so nothing is kept.
-            endpoints[route.name] = self._endpoint(
-                route, jobs, claimer, telemetry, on_rejected=lambda *_: None
-            )
-        return {
-            queue_path(name): endpoints[route.name] for name, route in _queue_names(self.project)
-        }
-
-    def _endpoint(
-        self,
-        route: Route,
-        kind: RequestKind,
-        claimer: Claimer,
-        telemetry: RouteTelemetry,
-        *,
-        on_rejected: OnRejected,
-    ) -> RouteEndpoint:
-        make_durable: MakeDurable = kind.make_durable
-        if self.traces is not None:
-            make_durable = traced(make_durable, self.traces, route.label)
+    def endpoint(route: Route, kind: RequestKind, on_rejected: OnRejected) -> RouteEndpoint:
+        claim = kind.make_durable
         return RouteEndpoint(
             route,
             kind,
-            make_durable,
-            access=self.access[route.name],
-            admission=self.admission,
-            deadlines=self.deadlines,
-            claimer=claimer,
-            telemetry=telemetry,
+            claim if traces is None else traced(claim, traces, route.label),
+            access=policies[route.name],
+            admission=admission,
+            deadlines=deadlines,
             on_rejected=on_rejected,
         )
 
+    def webhooks(route: Route) -> RouteEndpoint:
+        kind = WebhookRequests(
+            route,
+            Reading(route, project.registry, keyrings[route.name]),
+            claimer=claimers[0],
+            spool=spool if route.spools else None,
+            rejected=rejected,
+            access=policies[route.name],
+            deadlines=deadlines,
+            telemetry=telemetry(route),
+            public_url=public_url(project),
+            verify_token=project.verify_tokens.get(route.name),
+            accepts_unverified=_accepts_unverified(project, route),
+        )
+        return endpoint(route, kind, kind.keep)
 
-def _queue_names(project: Project) -> list[tuple[str, Route]]:
-    """Return each queue under its names.
+    def jobs(route: Route) -> RouteEndpoint:
+        kind = JobRequests(route, project.registry, claimer=claimers[1], telemetry=telemetry(route))
+        return endpoint(route, kind, lambda *_: None)  # its answer gives the reason
 
-    The path of a queue contains its name, and publishers may still use a former one.
-    """
-    return [
-        (n, route) for route in project.config.open_queues for n in (*route.formerly, route.label)
-    ]
+    endpoints = {route.path: webhooks(route) for route in project.config.doors}
+    for route in project.config.open_queues:
+        shared = jobs(route)
+        # The path of a queue contains its name, and publishers may still use a former one.
+        endpoints |= {queue_path(name): shared for name in (*route.formerly, route.label)}
+    return endpoints
 
 
 def _rejected_requests(project: Project, metrics: Metrics) -> RejectedRequests:

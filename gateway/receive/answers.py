@@ -78,13 +78,6 @@ def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
     return _error(status or rejection.status, rejection.code, *_when_again(rejection), close=close)
 
 
-def refused_with_reason(rejection: RequestRejected) -> Answer:
-    """Return the response to a rejected request of a sender that has presented a valid token."""
-    plain = refused(rejection)
-    told = explained(plain.status, rejection.code, rejection.reason, close=plain.close)
-    return told._replace(headers=plain.headers)
-
-
 def explained(status: int, code: str, detail: str, *, close: bool = False) -> Answer:
     """Return an error response with details, for a sender that has presented a valid token."""
     told = {"error": code, "detail": detail[:LONGEST_DETAIL]}

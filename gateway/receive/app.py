@@ -22,8 +22,8 @@ from gateway.receive.answers import Answer
 from gateway.receive.endpoint import RouteEndpoint
 from gateway.receive.jobs import Queues
 from gateway.receive.metrics import Metrics
+from gateway.receive.reading import local_path
 from gateway.receive.rejected.sources import UnknownPaths
-from gateway.receive.request import local_path
 
 READY_FOR_S: Final = 1.0
 """How long the result of a readiness check is cached, so that frequent checks are cheap."""

@@ -25,8 +25,7 @@ from gateway.ledger.claims import Claim, Claimer
 from gateway.receive import answers
 from gateway.receive.access import AccessPolicy
 from gateway.receive.answers import Answer, Taken
-from gateway.receive.reading import Items
-from gateway.receive.request import ReceivedRequest, check_encoding, read_headers
+from gateway.receive.reading import Items, ReceivedRequest, check_encoding, read_headers
 from gateway.receive.telemetry import MakeDurable, RouteTelemetry
 
 FAILED: Final = 400
@@ -36,6 +35,9 @@ OnRejected = Callable[[ReceivedRequest, RequestRejected], None]
 
 class RequestKind(Protocol):
     """The steps that differ between webhooks and jobs."""
+
+    claimer: Claimer
+    telemetry: RouteTelemetry
 
     def greet(self, request: ReceivedRequest) -> Answer | None:
         """Return the answer to a handshake that is not a POST, or None if it is not one."""
@@ -65,8 +67,6 @@ class RouteEndpoint:
         access: AccessPolicy,
         admission: Admission,
         deadlines: Deadlines,
-        claimer: Claimer,
-        telemetry: RouteTelemetry,
         on_rejected: OnRejected,
     ) -> None:
         """Initialize.
@@ -78,8 +78,7 @@ class RouteEndpoint:
         self._access = access
         self._admission = admission
         self._deadlines = deadlines
-        self._claimer = claimer
-        self._telemetry = telemetry
+        self._telemetry = kind.telemetry
         self._on_rejected = on_rejected
         self._make_durable = make_durable
         self._retries = route.provider.retries
@@ -176,5 +175,5 @@ class RouteEndpoint:
         return BodyTimeout(f"the body was not complete within {self._receive_s:g} s")
 
     def _claim_late(self) -> Exception:
-        self._claimer.suspect()
+        self._kind.claimer.suspect()
         return StorageUnavailable(f"not durable within {self._acknowledge_s:g} s")

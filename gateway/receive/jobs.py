@@ -29,8 +29,7 @@ from gateway.receive import answers
 from gateway.receive.access import AccessPolicy
 from gateway.receive.answers import Answer, Taken
 from gateway.receive.guard import Credential, check_bearer
-from gateway.receive.reading import Items
-from gateway.receive.request import ReceivedRequest, local_path
+from gateway.receive.reading import Items, ReceivedRequest, local_path
 from gateway.receive.telemetry import RouteTelemetry
 
 PREFIX: Final = "/v1/"
@@ -153,8 +152,8 @@ class JobRequests:
     ) -> None:
         self._route = route
         self._registry = registry
-        self._claimer = claimer
-        self._telemetry = telemetry
+        self.claimer = claimer
+        self.telemetry = telemetry
 
     def greet(self, _: ReceivedRequest) -> Answer | None:
         return None
@@ -178,7 +177,9 @@ class JobRequests:
     def reject(self, rejection: RequestRejected) -> Answer:
         if isinstance(rejection, Unauthorized):
             return answers.UNAUTHORIZED
-        return answers.refused_with_reason(rejection)
+        plain = answers.refused(rejection)
+        told = answers.explained(plain.status, rejection.code, rejection.reason, close=plain.close)
+        return told._replace(headers=plain.headers)
 
     def _read(self, request: ReceivedRequest) -> Claim:
         route, registry = self._route, self._registry
@@ -199,7 +200,7 @@ class JobRequests:
         )
 
     async def _take(self, claim: Claim) -> Taken:
-        telemetry, claimed = self._telemetry, await self._claimer.claim(claim)
+        telemetry, claimed = self.telemetry, await self.claimer.claim(claim)
         fields = {"event_id": claim.envelope.id, "type": claim.envelope.type}
         if claimed.conflict:
             telemetry.conflicts.inc()
@@ -214,8 +215,6 @@ class JobRequests:
 def _with_ambiguous_key(request: ReceivedRequest) -> Headers:
     """Return the headers, in which several keys are joined to a value that is not a valid key."""
     fields = request.scope["headers"]
-    if len(request.headers) == len(fields):
-        return request.headers
     keys = [value for name, value in fields if name == KEY_HEADER.encode()]
     if len(keys) < 2:
         return request.headers

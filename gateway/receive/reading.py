@@ -1,23 +1,84 @@
-"""Turn a request into claims: verify it first, then read it."""
+"""A request as it was received, and its claims: verify it first, then read it."""
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from gateway.base.errors import BadPayload, BadSignature, RequestRejected
+from starlette.types import Receive, Scope
+
+from gateway.base.errors import (
+    BadPayload,
+    BadSignature,
+    RequestRejected,
+    UnsupportedCoding,
+    UnsupportedEncoding,
+)
 from gateway.base.model import Envelope
 from gateway.config.registry import Registry
 from gateway.config.routes import Route
 from gateway.ledger.claims import Claim
 from gateway.ledger.make_claim import make_claim
-from gateway.providers import Incoming
+from gateway.providers import Headers, Incoming
 from gateway.providers.provider import Greeting, Key
-from gateway.receive.keyring import EXPIRED, Keyring
+from gateway.receive.keyring import EXPIRED, LONG_AGO, Keyring
 
 NOT_QUOTED: Final = (
     "verified, but no event; the reason is left out, since it may quote the payload of a route"
     " with `redact` or `encrypt`"
 )
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedRequest:
+    """A request, with as much as has been read of it."""
+
+    scope: Scope
+    receive: Receive
+    headers: Headers
+    body: bytes | None = None
+    received_at: datetime = LONG_AGO
+
+
+def path_and_query(scope: Scope) -> str:
+    path: str = scope["raw_path"].decode("latin-1")
+    query = scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def local_path(scope: Scope) -> str:
+    """Return the decoded path below the one where this application is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    pairs = scope["headers"]
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+    return headers if len(headers) == len(pairs) else join_repeated(pairs)
+
+
+def join_repeated(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Join repeated header fields into a list, and never use only the first or the last of them.
+
+    A proxy in front may have checked the other one. No valid signature, timestamp or token is such
+    a list. https://www.rfc-editor.org/rfc/rfc9110.html#section-5.3
+    """
+    values: dict[str, list[str]] = {}
+    for name, value in pairs:
+        values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return {name: ", ".join(several) for name, several in values.items()}
+
+
+def check_encoding(headers: Headers) -> None:
+    """Check that the body is not encoded: signatures cover the bytes before any encoding."""
+    content = headers.get("content-encoding", "").strip()
+    if content and content.lower() != "identity":
+        raise UnsupportedEncoding(f"content-encoding: found {content[:60]!a}; expected none")
+    transfer = headers.get("transfer-encoding", "chunked")
+    if transfer.lower() != "chunked":
+        raise UnsupportedCoding(f"transfer-encoding: found {transfer[:60]!a}; expected chunked")
 
 
 class RejectedItem(NamedTuple):

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from prometheus_client import Counter
 
 from gateway.base.errors import Overloaded, RequestRejected, StorageUnavailable
 from gateway.config.routes import Route
@@ -13,8 +12,7 @@ from gateway.ledger.claims import Claim
 from gateway.ledger.statistics import ACKNOWLEDGED, REQUESTS, MinuteStats
 from gateway.receive.answers import Taken
 from gateway.receive.metrics import EXPECTED, Metrics
-from gateway.receive.reading import Items
-from gateway.receive.request import ReceivedRequest
+from gateway.receive.reading import Items, ReceivedRequest
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra
     from gateway.telemetry.spans import Traces
@@ -31,21 +29,19 @@ class RouteTelemetry:
     """The counters, statistics and log lines of one route."""
 
     def __init__(self, route: Route, metrics: Metrics, stats: MinuteStats) -> None:
-        name, self._retries = route.name, route.provider.retries
-        self._name = name
+        name = self._name = route.name
+        self._retries = route.provider.retries
         self._stats = stats
         self._requests = metrics.requests
-        self._outcomes: dict[str, Counter] = {
-            outcome: metrics.requests.labels(name, outcome) for outcome in EXPECTED
-        }
-        self.conflicts: Final = metrics.conflicts.labels(name)
-        self.flagged: Final = metrics.flagged.labels(name)
-        self.spooled: Final = metrics.spooled.labels(name)
-        self.unverified: Final = metrics.unverified.labels(name)
+        self._outcomes = {one: metrics.requests.labels(name, one) for one in EXPECTED}
+        self.conflicts, self.flagged, self.spooled, self.unverified = (
+            counter.labels(name)
+            for counter in (metrics.conflicts, metrics.flagged, metrics.spooled, metrics.unverified)
+        )
         self._shed = metrics.shed.labels(name, str(self._retries).lower())
         self._acknowledge = metrics.acknowledge.labels(name)
         self.log: Final = log.bind(route=name)
-        self._complaints = Throttle(COMPLAINTS_PER_SECOND)
+        self.complaints: Final = Throttle(COMPLAINTS_PER_SECOND)
         self._floods = Throttle(FLOODS_PER_SECOND)
 
     def count(self, outcome: str) -> None:
@@ -56,14 +52,10 @@ class RouteTelemetry:
         counter.inc()
         self._stats.add(self._name, REQUESTS, outcome)
 
-    def may_complain(self) -> bool:
-        """Return whether one more line may be logged this second."""
-        return self._complaints.allow()
-
     def complain(self, event: str, **fields: str | bool) -> None:
         """Log a warning, but only a few per second: senders can cause any number of them."""
-        if self._complaints.allow():
-            self.log.warning(event, left_out_before=self._complaints.take_left_out(), **fields)
+        if self.complaints.allow():
+            self.log.warning(event, left_out_before=self.complaints.take_left_out(), **fields)
 
     def acknowledged(self, seconds: float) -> None:
         self._acknowledge.observe(seconds)

@@ -27,10 +27,16 @@ from gateway.providers.provider import Greeting
 from gateway.receive import answers
 from gateway.receive.access import AccessPolicy
 from gateway.receive.answers import Answer, Taken
-from gateway.receive.reading import Items, Read, Reading, RejectedItem
+from gateway.receive.reading import (
+    Items,
+    Read,
+    Reading,
+    ReceivedRequest,
+    RejectedItem,
+    path_and_query,
+)
 from gateway.receive.rejected.requests import UnexaminedRequest, measure
 from gateway.receive.rejected.writer import RejectedRequests
-from gateway.receive.request import ReceivedRequest, path_and_query
 from gateway.receive.spool.spool import Spool
 from gateway.receive.telemetry import RouteTelemetry
 
@@ -73,13 +79,13 @@ class WebhookRequests:
         is_slow = is_cut or route.provider.parses_first
         self._thread_bytes = SLOW_THREAD_BYTES if is_slow else THREAD_BYTES
         self._reading = reading
-        self._claimer = claimer
+        self.claimer = claimer
         self._spool = spool
         self._rejected = rejected
         self._largest_kept = -1 if is_cut else rejected.largest_body
         self._access = access
         self._deadlines = deadlines
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._public_url = public_url
         self._verify_token = None if verify_token is None else verify_token.reveal()
         self._accepts_unverified = accepts_unverified
@@ -109,7 +115,7 @@ class WebhookRequests:
                 raise
             read = self._read_unverified(rejection, request, incoming)
         if isinstance(read, Greeting):
-            self._telemetry.count("greeted")
+            self.telemetry.count("greeted")
             return answers.greeted(read)
         return read
 
@@ -125,10 +131,10 @@ class WebhookRequests:
         )
         if greeting is None:
             return None
-        self._telemetry.count("greeted")
-        if self._telemetry.may_complain():
+        self.telemetry.count("greeted")
+        if self.telemetry.complaints.allow():
             address = self._access.describe_address(request.scope)
-            self._telemetry.log.info("handshake_answered", address=address)
+            self.telemetry.log.info("handshake_answered", address=address)
         return answers.greeted(greeting, is_to_stranger=True)
 
     def _read_unverified(
@@ -139,11 +145,9 @@ class WebhookRequests:
         Only in development, on a route with `enforce: false`.
         """
         read = self._reading.read_unverified(incoming, request.received_at)
-        self._telemetry.unverified.inc()
+        self.telemetry.unverified.inc()
         self.keep(request, rejection, is_shadow=True)
-        self._telemetry.complain(
-            "accepted_unverified", code=rejection.code, reason=rejection.reason
-        )
+        self.telemetry.complain("accepted_unverified", code=rejection.code, reason=rejection.reason)
         return read
 
     def _incoming(self, request: ReceivedRequest) -> Incoming:
@@ -185,12 +189,6 @@ class WebhookRequests:
         is_forged = isinstance(rejection, BadSignature | StaleTimestamp)
         return answers.refused(rejection, self._provider.refusal_status if is_forged else None)
 
-    def keep(
-        self, request: ReceivedRequest, rejection: RequestRejected, *, is_shadow: bool = False
-    ) -> None:
-        """Keep a rejected request for operators to inspect."""
-        self._keep_any(request, rejection, request, is_shadow=is_shadow)
-
     async def _keep_repeated(
         self, request: ReceivedRequest, claims: Items, taken: Sequence[Taken]
     ) -> None:
@@ -204,21 +202,13 @@ class WebhookRequests:
             )
             body = self._route.redacted(item.headers, item.body)
             if claim.verified_by is None or len(body) > self._rejected.largest_body:
-                self._keep_any(request, duplicate, item)
+                self.keep(request, duplicate, item)
                 continue
             kept = self._unexamined(request, duplicate, item.headers, body)
             repeated.append(kept._replace(verified_by=claim.verified_by))
-        if not repeated:
-            return
-        try:
-            await self._keep_durably(self._rejected.keep_duplicates, repeated)
-        except StorageUnavailable as error:
-            if self._provider.retries:
-                raise
-            self._telemetry.complain(
-                "duplicates_not_kept", reason=f"{error}; kept as soon as possible"
-            )
-            self._rejected.keep_later(repeated)
+        if repeated:
+            keep = self._rejected.keep_duplicates
+            await self._keep_durably(keep, repeated, otherwise="duplicates_not_kept")
 
     async def _keep_items(
         self,
@@ -237,37 +227,40 @@ class WebhookRequests:
             kept = self._unexamined(request, rejection, items[n].headers, body)
             requests.append(kept._replace(verified_by=verified_by))
         try:
-            await self._keep_durably(self._rejected.keep_items, requests)
-        except (StorageUnavailable, NoRoom) as error:
+            keep = self._rejected.keep_items
+            await self._keep_durably(keep, requests, otherwise="items_not_kept")
+        except NoRoom:
             if self._provider.retries:
-                if isinstance(error, StorageUnavailable):
-                    raise
                 first = next(iter(rejected.values()))
                 raise BadPayload(f"{first.reason}; {NO_ROOM}") from None
-            # A sender that never retries would not send the batch again after an error either.
-            if isinstance(error, NoRoom):
-                self._telemetry.complain(
-                    "items_not_kept", reason="too many items wait to be released"
-                )
-                self._rejected.list_items(requests)
-            else:
-                self._telemetry.complain(
-                    "items_not_kept", reason=f"{error}; kept as soon as possible"
-                )
-                self._rejected.keep_later(requests)
+            self.telemetry.complain("items_not_kept", reason="too many items wait to be released")
+            self._rejected.list_items(requests)
         for rejection in rejected.values():
-            self._telemetry.count(rejection.code)
-            self._telemetry.complain("item_rejected", code=rejection.code, reason=rejection.reason)
+            self.telemetry.count(rejection.code)
+            self.telemetry.complain("item_rejected", code=rejection.code, reason=rejection.reason)
 
     async def _keep_durably(
         self,
         keep: Callable[[Sequence[UnexaminedRequest]], Awaitable[None]],
         requests: Sequence[UnexaminedRequest],
+        *,
+        otherwise: str,
     ) -> None:
-        if self._claimer.is_away:
-            raise StorageUnavailable("Postgres is away")
-        with self._deadlines.within(self._keep_s, self._kept_late):
-            await keep(requests)
+        """Commit rejected items or duplicates before the response.
+
+        A sender that never retries would not send them again after an error either. So if that
+        takes too long, they are committed later, and `otherwise` is logged.
+        """
+        try:
+            if self.claimer.is_away:
+                raise StorageUnavailable("Postgres is away")
+            with self._deadlines.within(self._keep_s, self._kept_late):
+                await keep(requests)
+        except StorageUnavailable as error:
+            if self._provider.retries:
+                raise
+            self.telemetry.complain(otherwise, reason=f"{error}; kept as soon as possible")
+            self._rejected.keep_later(requests)
 
     def _kept_late(self) -> Exception:
         return StorageUnavailable(
@@ -279,21 +272,20 @@ class WebhookRequests:
         split = self._provider.split
         return [incoming] if split is None else split(incoming)
 
-    def _keep_any(
+    def keep(
         self,
         request: ReceivedRequest,
         rejection: RequestRejected,
-        content: ReceivedRequest | Incoming,
+        item: Incoming | None = None,
         *,
         is_shadow: bool = False,
     ) -> None:
-        """Keep a rejected request, or an item of it, while there is room."""
-        headers, body = content.headers, content.body
-        kept = body if len(body or b"") <= self._largest_kept else None
-        unexamined = self._unexamined(request, rejection, headers, kept)
-        self._rejected.keep(
-            unexamined._replace(body_bytes=measure(headers, body), shadow=is_shadow)
-        )
+        """Keep a rejected request, or an item of it, for operators to inspect, if there is room."""
+        content = request if item is None else item
+        kept = content.body if len(content.body or b"") <= self._largest_kept else None
+        unexamined = self._unexamined(request, rejection, content.headers, kept)
+        size = measure(content.headers, content.body)
+        self._rejected.keep(unexamined._replace(body_bytes=size, shadow=is_shadow))
 
     def _unexamined(
         self,
@@ -318,40 +310,40 @@ class WebhookRequests:
         if isinstance(claim, RejectedItem):
             raise claim.rejection
         if isinstance(claim, Envelope):
-            self._telemetry.count("ignored")
-            self._telemetry.log.info("event_ignored", event_id=claim.id, type=claim.type)
+            self.telemetry.count("ignored")
+            self.telemetry.log.info("event_ignored", event_id=claim.id, type=claim.type)
             return Taken("ignored", claim.id)
         claimed = await self._claim(claim)
         self._report(claim, claimed)
-        self._telemetry.count(claimed.verdict)
+        self.telemetry.count(claimed.verdict)
         return Taken(claimed.verdict, claimed.event_id(claim))
 
     async def _claim(self, claim: Claim) -> Claimed:
         """Write a claim to the ledger, or to the route's spool if the ledger does not respond."""
         if self._spool is None or not self._spool.working:
-            return await self._claimer.claim(claim)
-        if not (self._claimer.is_away or self._spool.is_behind):
+            return await self.claimer.claim(claim)
+        if not (self.claimer.is_away or self._spool.is_behind):
             try:
                 with self._deadlines.within(self._ledger_s, self._ledger_late):
                     await self._spool.wait_empty()  # earlier events go first
-                    return await self._claimer.claim(claim)
+                    return await self.claimer.claim(claim)
             except StorageUnavailable as error:
-                self._telemetry.complain("ledger_late", reason=str(error))
+                self.telemetry.complain("ledger_late", reason=str(error))
         try:
             await self._spool.keep(claim)
         except SpoolUnavailable as error:
-            self._telemetry.complain("spool_unavailable", reason=str(error))
-            return await self._claimer.claim(claim)  # the only way to notice that it is back
-        self._telemetry.spooled.inc()
+            self.telemetry.complain("spool_unavailable", reason=str(error))
+            return await self.claimer.claim(claim)  # the only way to notice that it is back
+        self.telemetry.spooled.inc()
         return Claimed(verdict=ClaimVerdict.ACCEPTED, is_spooled=True)
 
     def _ledger_late(self) -> Exception:
-        self._claimer.suspect()
+        self.claimer.suspect()
         return StorageUnavailable(f"not in the ledger within {self._ledger_s:g} s")
 
     def _report(self, claim: Claim, claimed: Claimed) -> None:
         """Log the verdict on a claim. Raises Replayed if the body is a repeated one."""
-        envelope, telemetry = claim.envelope, self._telemetry
+        envelope, telemetry = claim.envelope, self.telemetry
         if claimed.verdict is ClaimVerdict.REPLAYED:
             if self._route.reconcile is not None and claimed.guard is not None:
                 self._rejected.note(Refusal(claim.route, envelope.id, claimed.guard))

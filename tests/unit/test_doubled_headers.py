@@ -10,7 +10,7 @@ from gateway.base.errors import RequestRejected
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.schemes.sections import SignedSection
-from gateway.receive.request import join_repeated
+from gateway.receive.reading import join_repeated
 from tests.unit.test_vectors import FILES, body_of, load
 
 SIGNED = [

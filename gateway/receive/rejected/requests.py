@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from starlette.types import Scope
 
 from gateway.providers import Headers
-from gateway.receive.request import path_and_query
+from gateway.receive.reading import path_and_query
 
 LONGEST_PATH: Final = 1000
 LONGEST_AGENT: Final = 64
