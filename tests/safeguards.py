@@ -1902,7 +1902,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a handshake without a secret earns no trust",
         "gateway/receive/endpoint.py",
-        "            if answer.is_to_stranger:\n",
+        "            if answer.is_unauthenticated:\n",
         "            if False:\n",
         "tests/e2e/test_request_limits.py::test_a_handshake_that_anybody_can_sign_earns_no_trust",
     ),

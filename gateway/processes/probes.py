@@ -100,7 +100,7 @@ class Port:
     """Listen in a thread until stopped."""
 
     def __init__(self, host: str, port: int, app: Callable[[], Probes]) -> None:
-        self._place = host, port
+        self._address = host, port
         self._app = app
         """Creates the application in the thread whose event loop it uses."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,7 +126,7 @@ class Port:
 
     def _listen(self) -> socket.socket | None:
         try:
-            return listen(*self._place, setting="GATEWAY_HOST or GATEWAY_WORKER_PORT")
+            return listen(*self._address, setting="GATEWAY_HOST or GATEWAY_WORKER_PORT")
         except CommandFailed as error:
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
@@ -183,6 +183,6 @@ class Port:
 
     def _listen_again(self) -> socket.socket | None:
         try:
-            return listen(*self._place)
+            return listen(*self._address)
         except CommandFailed:
             return None

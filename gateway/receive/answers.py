@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     headers: tuple[Header, ...] = (JSON,)
     close: bool = False
     """Whether to close the connection, because the body may not have been read completely."""
-    is_to_stranger: bool = False
+    is_unauthenticated: bool = False
     """Whether the sender is unauthenticated although the request is answered: an open handshake."""
 
     async def send(self, scope: Scope, send: Send) -> None:
@@ -62,17 +62,17 @@ def received(told: Sequence[Taken], wanted: Acknowledgement) -> Answer:
     return Answer(wanted.status, orjson.dumps(document))
 
 
-def greeted(greeting: Greeting, *, is_to_stranger: bool = False) -> Answer:
+def greeted(greeting: Greeting, *, is_unauthenticated: bool = False) -> Answer:
     """Return the response to a handshake.
 
     It echoes untrusted data, so browsers must not render it as a page.
     """
     # Sent even without a body: Discord rejects a URL whose response to a PING has no Content-Type.
     headers = ((b"content-type", greeting.content_type.encode()), _NO_PAGE)
-    return Answer(greeting.status, greeting.body, headers, is_to_stranger=is_to_stranger)
+    return Answer(greeting.status, greeting.body, headers, is_unauthenticated=is_unauthenticated)
 
 
-def refused(rejection: RequestRejected, status: int | None = None) -> Answer:
+def rejected(rejection: RequestRejected, status: int | None = None) -> Answer:
     """Return the response to a rejected request: its error code, nothing that helps a forger."""
     close = rejection.status in UNREAD or isinstance(rejection, NotFromHere)
     return _error(status or rejection.status, rejection.code, *_when_again(rejection), close=close)

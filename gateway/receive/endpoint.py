@@ -147,7 +147,7 @@ class RouteEndpoint:
                 outcomes = await self._make_durable(request, items)
                 answer = await self._kind.answer(request, items, outcomes)
                 reached("claim.answering")
-            if answer.is_to_stranger:
+            if answer.is_unauthenticated:
                 self._access.limiter.refused(request.scope, len(request.body))
             else:
                 self._telemetry.acknowledged(time.monotonic() - started)

@@ -83,7 +83,7 @@ class Queues:
             with self._admission.enter(), self._deadlines.within(ANSWER_WITHIN_S, _late):
                 answer = await self._answer(scope, receive)
         except NotFromHere as rejection:
-            answer = answers.refused(rejection)
+            answer = answers.rejected(rejection)
         except Overloaded:
             answer = answers.OVERLOADED
         except (StorageUnavailable, *TROUBLE) as error:
@@ -177,7 +177,7 @@ class JobRequests:
     def reject(self, rejection: RequestRejected) -> Answer:
         if isinstance(rejection, Unauthorized):
             return answers.UNAUTHORIZED
-        plain = answers.refused(rejection)
+        plain = answers.rejected(rejection)
         told = answers.explained(plain.status, rejection.code, rejection.reason, close=plain.close)
         return told._replace(headers=plain.headers)
 

@@ -135,7 +135,7 @@ class WebhookRequests:
         if self.telemetry.complaints.allow():
             address = self._access.describe_address(request.scope)
             self.telemetry.log.info("handshake_answered", address=address)
-        return answers.greeted(greeting, is_to_stranger=True)
+        return answers.greeted(greeting, is_unauthenticated=True)
 
     def _read_unverified(
         self, rejection: RequestRejected, request: ReceivedRequest, incoming: Incoming
@@ -187,7 +187,7 @@ class WebhookRequests:
 
     def reject(self, rejection: RequestRejected) -> Answer:
         is_forged = isinstance(rejection, BadSignature | StaleTimestamp)
-        return answers.refused(rejection, self._provider.refusal_status if is_forged else None)
+        return answers.rejected(rejection, self._provider.refusal_status if is_forged else None)
 
     async def _keep_repeated(
         self, request: ReceivedRequest, claims: Items, taken: Sequence[Taken]

@@ -172,7 +172,7 @@ TOKEN = "Validation: Testing client application reachability for subscription Re
 def test_the_validation_token_of_graph_is_echoed_as_plain_text() -> None:
     greeting = greet("microsoft-graph", graph(urlencode({"validationToken": TOKEN})))
     assert greeting == Greeting(200, TOKEN.encode(), "text/plain; charset=utf-8")
-    answer = greeted(greeting, is_to_stranger=True)
+    answer = greeted(greeting, is_unauthenticated=True)
     assert (b"content-type", b"text/plain; charset=utf-8") in answer.headers
     assert (b"x-content-type-options", b"nosniff") in answer.headers
     assert greet("microsoft-graph", graph(f"validationToken={quote(TOKEN)}")) == greeting
