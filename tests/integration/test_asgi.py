@@ -1,4 +1,4 @@
-"""The application of `serve` under other servers than ours: it is plain ASGI."""
+"""The application of `serve` under any ASGI server, and any ASGI application under ours."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 from pydantic import SecretStr
 from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
@@ -17,16 +18,18 @@ from gateway.base.hangup import Hangup
 from gateway.config.project import load_project
 from gateway.config.settings import Settings
 from gateway.http.listening import listen
-from gateway.http.protocol import State
+from gateway.http.protocol import SHORT_BYTES, BoundedHttpProtocol, State
 from gateway.ledger.connection import connect
 from gateway.ledger.encryption import ClaimCodec, vault_of
 from gateway.ledger.names import settle_names
 from gateway.processes.serve import build_app
 from gateway.providers import PROVIDERS
 from gateway.receive.app import App
+from tests.fuzz.targets.heads import Wire
 from tests.support.in_process import in_project
 from tests.support.ledger import Reader
 from tests.support.processes import STRIPE_SECRET, Project, stripe_request
+from tests.support.waiting import until
 
 SLACK_SECRET = "slack secret of the suite"
 MAX_BODY = 64 * 1024
@@ -124,3 +127,47 @@ async def test_another_application_can_mount_it_under_a_prefix(app: App, ledger:
     outer = Starlette(routes=[Mount("/hooks", app)], lifespan=app.lifespan)
     async with served(outer, "httptools") as client:
         await check_answers(client, ledger, "/hooks")
+
+
+class Segments(Wire):
+    """A connection that keeps each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segments: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        super().write(data)
+        self.segments.append(bytes(data))
+
+
+LONG = b"x" * (SHORT_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("response", "method", "writes", "end"),
+    [
+        (Response("ok"), "GET", 1, b"content-length: 2\r\n\r\nok"),
+        (Response("ok"), "HEAD", 1, b"content-length: 2\r\n\r\n"),
+        (Response("ok", headers={"connection": "close"}), "GET", 1, b"connection: close\r\n\r\nok"),
+        (Response(status_code=204), "GET", 2, b"HTTP/1.1 204 No Content\r\n\r\n"),
+        (Response(LONG), "GET", 2, LONG),
+        (StreamingResponse(iter(["o", "k"])), "GET", 4, b"1\r\nk\r\n0\r\n\r\n"),
+        (Response("ok", headers={"x": "a\r\nset-cookie: b"}), "GET", 0, b""),
+    ],
+    ids=["short", "HEAD", "closing", "no content", "long", "streamed", "two lines in a header"],
+)
+async def test_our_server_sends_a_short_response_in_one_write(
+    response: Response, method: str, writes: int, end: bytes
+) -> None:
+    config = uvicorn.Config(response, http=BoundedHttpProtocol, lifespan="off", log_config=None)
+    config.load()
+    state = State(max_connections=10, max_requests=10, max_bytes=1024 * 1024)
+    connection = BoundedHttpProtocol(config=config, server_state=state, app_state={})
+    wire = Segments()
+    connection.connection_made(wire)
+    connection.data_received(b"%b / HTTP/1.1\r\nhost: x\r\n\r\n" % method.encode())
+    await until(lambda: connection.cycle.response_complete or wire.closed)
+    assert wire.written.endswith(end)
+    assert len(wire.segments) == writes
+    connection.connection_lost(None)
