@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sized
 from contextlib import asynccontextmanager
 from typing import Final
 
-from prometheus_client import Counter
-
 from gateway.ledger.claims import Claimer
 from gateway.ledger.metrics import ProcessMetrics
 from gateway.ledger.reloads import SecretUses
