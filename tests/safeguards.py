@@ -2542,7 +2542,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "the kernel refuses what a rehearsed handler connects to by any library",
-        "gateway/testing/rehearse/confinement.py",
+        "gateway/testing/rehearse/server_process.py",
         "goes_on else (-ECONNREFUSED, 0)",
         "goes_on else (0, CONTINUE)",
         "tests/e2e/test_nothing_leaves.py::"
@@ -2550,7 +2550,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a handler in a test connects to no real server",
-        "gateway/testing/connections.py",
+        "gateway/testing/fixtures.py",
         "        with guarding(self._guard):\n            yield\n",
         "        yield\n",
         "tests/integration/test_testing_connections.py::"
@@ -2558,7 +2558,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a rehearsal runs a handler again by a later clock",
-        "gateway/testing/rehearse/stage.py",
+        "gateway/testing/rehearse/sandbox.py",
         "with later_clock(self._root):",
         "if self._root:",
         "tests/integration/test_rehearse_review.py::test_a_key_that_is_made_of_the_clock_is_found",

@@ -65,9 +65,9 @@ def rehearse(
     """
     from gateway.cli.rehearsed import rehearse_and_tell  # imported late: it takes 0.1 s
     from gateway.testing.rehearse import Request
-    from gateway.testing.rehearse.answers import load_answers
     from gateway.testing.rehearse.guard import guarding_imports
     from gateway.testing.rehearse.server_process import confined
+    from gateway.testing.rehearse.services import load_answers
 
     if (type or provider) and not events:
         raise typer.BadParameter("--type and --provider describe a file: add --event FILE")

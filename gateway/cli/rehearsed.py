@@ -10,9 +10,9 @@ from rich.text import Text
 
 from gateway.cli.output import console, print_json, printable
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
+from gateway.testing.rehearse.database import Change, Difference
 from gateway.testing.rehearse.findings import RehearsalFinding
 from gateway.testing.rehearse.server_process import ServerProcess
-from gateway.testing.rehearse.tables import Change, Difference
 
 SHOWN_ROWS: Final = 4
 SHOWN_CALLS: Final = 4

@@ -8,9 +8,8 @@ from gateway.base.model import Event, Status
 from gateway.config.project import Project
 from gateway.config.registry import HandlerFunction, Subscription
 from gateway.config.routes import Route
-from gateway.testing.background import Background
-from gateway.testing.crash import CrashPoint
-from gateway.testing.stage import Ran, TestStage
+from gateway.testing.fixtures import Background
+from gateway.testing.runner import CrashPoint, Ran, TestStage
 
 DUPLICATE: Final = "duplicate"
 MOST_RUNS: Final = 1000

@@ -1,8 +1,9 @@
 """Events for tests: samples with some fields changed, recorded ones, or whole payloads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -14,7 +15,36 @@ from gateway.base.problems import one_of
 from gateway.config.routes import Config, Route
 from gateway.providers.samples import Sample, load_recorded, make_sample, receive_alone
 from gateway.providers.samples.sample import lay_out
-from gateway.testing.overrides import override
+
+
+def override(payload: Any, steps: Sequence[str], value: Any) -> None:
+    """Set the field at the path. A step into a list is an index."""
+    __tracebackhide__ = True
+    name, node = ".".join(steps), payload
+    for step in steps[:-1]:
+        node = node[_key(node, step, name)]
+    node[_key(node, steps[-1], name)] = value
+
+
+def _key(node: Any, step: str, name: str) -> str | int:
+    __tracebackhide__ = True
+    if isinstance(node, dict):
+        if step in node:
+            return step
+        raise ValueError(f"{name}: the event has no field {step!r}{_hint(node, step)}")
+    if isinstance(node, list):
+        if step.isdecimal() and int(step) < len(node):
+            return int(step)
+        raise ValueError(f"{name}: found {step!r} for a place in a list of {len(node)}")
+    raise ValueError(f"{name}: there is nothing under {step!r}: it stands in {node!r}")
+
+
+def _hint(node: dict[str, Any], step: str) -> str:
+    if not node:
+        return ": there is none, so set it as a whole"
+    close = get_close_matches(step, node)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; it has {', '.join(node)}"
+
 
 BASES: Final = {"stripe": ("data", "object")}
 """The path of the object whose fields a test names: in Stripe's events, `data.object`."""

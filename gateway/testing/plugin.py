@@ -13,15 +13,12 @@ from gateway.config.project import Project, load_project
 from gateway.config.settings import load_settings
 from gateway.ledger.migrate import SchemaFile, read_schema
 from gateway.pytest_plugin import config_file
-from gateway.testing.background import Background
-from gateway.testing.connections import ALLOW, Connections
-from gateway.testing.database import Database
 from gateway.testing.deliver import CrashAfter, Deliver, DeliverTwice
 from gateway.testing.events import MakeEvent
+from gateway.testing.fixtures import ALLOW, Background, Connections, Database, Resources
 from gateway.testing.guard import GuardedLoop
 from gateway.testing.outgoing import Outgoing
-from gateway.testing.resources import Resources
-from gateway.testing.stage import TestStage
+from gateway.testing.runner import TestStage
 from gateway.testing.throwaway import Throwaway
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.testing.database import Database
+from gateway.testing.fixtures import Database
 
 
 @pytest.fixture

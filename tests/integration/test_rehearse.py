@@ -14,9 +14,9 @@ from gateway.base.errors import CommandFailed
 from gateway.dev.embedded import Postgres
 from gateway.providers.samples import Recorded
 from gateway.testing.rehearse import Report, Verdict
-from gateway.testing.rehearse.answers import GivenAnswer
+from gateway.testing.rehearse.database import Change
 from gateway.testing.rehearse.findings import Fault, RehearsalFinding
-from gateway.testing.rehearse.tables import Change
+from gateway.testing.rehearse.services import GivenAnswer
 from tests.support.databases import run_sql
 from tests.support.ledger import Reader
 from tests.support.rehearsals import (

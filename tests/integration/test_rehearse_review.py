@@ -22,10 +22,10 @@ from gateway.config.project import load_project
 from gateway.config.settings import Settings
 from gateway.dev.embedded import Postgres
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
+from gateway.testing.rehearse.database import MadeUp, Table
+from gateway.testing.rehearse.events import wanted_rows
 from gateway.testing.rehearse.findings import CLOCK_ADVICE, Fault
 from gateway.testing.rehearse.guard import guarding_imports
-from gateway.testing.rehearse.made_up import MadeUp, wanted_rows
-from gateway.testing.rehearse.tables import Table
 from gateway.testing.rehearse.trace import Step
 from gateway.testing.throwaway import FORGOTTEN_S, PREFIX, Throwaway
 from tests.support.databases import on_database, run_sql

@@ -17,12 +17,7 @@ import pytest
 from gateway.base.errors import CommandFailed
 from gateway.dev.embedded import Postgres, process
 from gateway.ledger.migrate import SchemaFile, applied_version, read_migrations
-from gateway.testing.throwaway import (
-    FOLDER_PREFIX,
-    Throwaway,
-    fastest_place,
-    remove_abandoned,
-)
+from gateway.testing.throwaway import FOLDER_PREFIX, Throwaway, fastest_place, remove_abandoned
 from tests.support.databases import run_sql
 
 SHOP = SchemaFile(path=Path("shop.sql"), sql="create table orders (id text primary key)")

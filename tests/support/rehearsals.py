@@ -8,8 +8,8 @@ from gateway.config.project import load_project
 from gateway.config.settings import Settings
 from gateway.providers.samples import Recorded
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
-from gateway.testing.rehearse.answers import GivenAnswer
 from gateway.testing.rehearse.findings import Fault, RehearsalFinding
+from gateway.testing.rehearse.services import GivenAnswer
 from tests.support.in_process import in_project
 
 SHOP: Final = Path(__file__).parents[1] / "rehearsed"

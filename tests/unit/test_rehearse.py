@@ -22,16 +22,21 @@ from gateway.config.registry.decorator import ResourceFunction
 from gateway.config.registry.key_path import KeyPath
 from gateway.config.routes import Route, load_config
 from gateway.providers.samples import Recorded, make_sample
-from gateway.testing.rehearse import outages
-from gateway.testing.rehearse.answers import Answers, load_answers
-from gateway.testing.rehearse.events import evenly, find_occasions, without_sample
+from gateway.testing.rehearse import services
+from gateway.testing.rehearse.database import Column, MadeUp, Table, compare, is_recent, learn
+from gateway.testing.rehearse.events import evenly, find_occasions, wanted_rows, without_sample
 from gateway.testing.rehearse.guard import RehearsalGuard, RehearsalLoop, rehearsing
-from gateway.testing.rehearse.made_up import MadeUp, wanted_rows
-from gateway.testing.rehearse.mail import recorded_mail
-from gateway.testing.rehearse.outages import HTTP, RESOURCE, quick_sleeps
 from gateway.testing.rehearse.pairs import Relation, find_pairs, find_relatives, run_in_turn
-from gateway.testing.rehearse.stand_ins import StandIn, make_stand_in
-from gateway.testing.rehearse.tables import Column, Table, compare, is_recent, learn
+from gateway.testing.rehearse.patches import quick_sleeps, recorded_mail
+from gateway.testing.rehearse.services import (
+    HTTP,
+    RESOURCE,
+    Answers,
+    RecordingTransport,
+    StandIn,
+    load_answers,
+    make_stand_in,
+)
 from gateway.testing.rehearse.trace import (
     Failing,
     Killed,
@@ -42,7 +47,6 @@ from gateway.testing.rehearse.trace import (
     StepKind,
     running,
 )
-from gateway.testing.rehearse.wire import RecordingTransport
 from gateway.worker.effects import CallOutcome, classify, counting_requests
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -605,7 +609,7 @@ async def _answered(outage: Outage) -> tuple[RehearsedRun, httpx.Response]:
             return run, await client.post("https://mail.example/send")
 
 
-@pytest.mark.parametrize("outage", outages.HTTP, ids=lambda outage: outage.words)
+@pytest.mark.parametrize("outage", services.HTTP, ids=lambda outage: outage.words)
 async def test_every_request_to_a_failing_callee_fails_and_others_do_not(outage: Outage) -> None:
     run = RehearsedRun(root=ROOT, failing=Failing(step=1, outage=outage))
     async with httpx.AsyncClient(transport=RecordingTransport(Answers(NOW))) as client:
@@ -624,7 +628,7 @@ async def test_every_request_to_a_failing_callee_fails_and_others_do_not(outage:
 
 
 async def test_a_failed_answer_notes_who_looks_at_its_status() -> None:
-    run, answer = await _answered(outages.HTTP[0])
+    run, answer = await _answered(services.HTTP[0])
     assert answer.json()["error"]["code"] == "rehearsed_500"
     assert answer.headers["content-type"] == "application/json"
     assert not run.has_seen_status
@@ -632,12 +636,12 @@ async def test_a_failed_answer_notes_who_looks_at_its_status() -> None:
         answer.raise_for_status()
     assert run.has_seen_status
     for look in ("status_code", "is_success", "is_error"):
-        run, answer = await _answered(outages.HTTP[0])
+        run, answer = await _answered(services.HTTP[0])
         assert getattr(answer, look) is not None
         assert run.has_seen_status
 
 
-@pytest.mark.parametrize("outage", outages.MAIL, ids=lambda outage: outage.words)
+@pytest.mark.parametrize("outage", services.MAIL, ids=lambda outage: outage.words)
 def test_mail_to_a_failing_server_raises_what_smtplib_would(outage: Outage) -> None:
     run = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outage))
     refused = pytest.raises((smtplib.SMTPException, ConnectionRefusedError))
@@ -652,14 +656,14 @@ async def test_a_resource_fails_at_what_it_is_to_do_and_not_at_what_it_only_asks
     with running(run):
         StandIn("mailer").send("x")
         StandIn("mailer").get_template("x")
-    assert [step.outages for step in run.steps] == [outages.RESOURCE, ()]
-    failing = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outages.RESOURCE[0]))
+    assert [step.outages for step in run.steps] == [services.RESOURCE, ()]
+    failing = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=services.RESOURCE[0]))
     with running(failing), pytest.raises(ConnectionRefusedError):
         StandIn("mailer").send("x")
 
 
 async def test_runs_in_a_failing_world_do_not_wait_between_their_own_retries() -> None:
-    run = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=outages.HTTP[0]))
+    run = RehearsedRun(root=ROOT, failing=Failing(step=0, outage=services.HTTP[0]))
     with quick_sleeps(), running(run):
         async with asyncio.timeout(5):
             await asyncio.sleep(3600)

@@ -16,8 +16,8 @@ from rich.text import Text
 from gateway.cli import rehearsed
 from gateway.testing.drivers import find_unguarded
 from gateway.testing.rehearse import Report, Request, Verdict
-from gateway.testing.rehearse.confinement import describe_address
 from gateway.testing.rehearse.guard import RehearsalGuard, rehearsing
+from gateway.testing.rehearse.server_process import describe_address
 
 ROOT = Path(__file__).parents[2]
 

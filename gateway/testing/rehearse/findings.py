@@ -1,18 +1,25 @@
-"""Findings of a rehearsal: the difference that a schedule shows, the line, and the advice."""
+"""The report of a rehearsal: which schedules were tried, and each finding with its advice."""
 
 import re
 import traceback
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from gateway.testing.guard import Escape
-from gateway.testing.places import is_users
-from gateway.testing.rehearse.stage import End, EndedRun
-from gateway.testing.rehearse.tables import JOBS, Difference
-from gateway.testing.rehearse.trace import ExternalCall, Forgotten, Step, StepKind, source_line
+from gateway.testing.guard import Escape, is_users
+from gateway.testing.rehearse.database import JOBS, Difference
+from gateway.testing.rehearse.sandbox import End, EndedRun
+from gateway.testing.rehearse.trace import (
+    ExternalCall,
+    Forgotten,
+    Step,
+    StepKind,
+    source_line,
+    without_secrets,
+)
 
 
 class Fault(StrEnum):
@@ -392,3 +399,137 @@ def _shown(step: Step) -> str | None:
 _LEDGER: Final = "gateway.processed_events"
 _LOCK: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b", re.IGNORECASE)
 _WRITE: Final = re.compile(r"\b(insert|update|delete|merge|truncate|call)\b", re.IGNORECASE)
+
+
+class Verdict(StrEnum):
+    """The result of rehearsing a handler: whether it is safe to run again."""
+
+    SAFE = "safe to run again"
+    """Only in the ways that were tried (`Report.tried`)."""
+    IDLE = "did nothing"
+    """It neither wrote nor sent anything on any event, so nothing could be tried."""
+    UNSAFE = "not safe to run again"
+    FAILED = "failed"
+    """No single run ended as expected, so nothing could be tried."""
+    SKIPPED = "not rehearsed"
+
+
+class Way(StrEnum):
+    """A way to run a handler again, with the name used in the report."""
+
+    TWICE = "twice in a row"
+    KILLED = "killed half-way"
+    TIMED_OUT = "timed out before the commit"
+    AT_ONCE = "twice at the same time"
+    REVERSED = "a later event first"
+    TOGETHER = "two events at the same time"
+    OUTAGE = "calls that fail"
+
+
+def count_ways(schedules: Iterable[str]) -> Mapping[Way, int]:
+    """Count how often each way was tried, from the descriptions of the schedules."""
+    found = Counter(way for words in schedules if (way := _way(words)) is not None)
+    return {way: found[way] for way in Way if found[way]}
+
+
+def _way(words: str) -> Way | None:
+    """Return the way, or None for a reference: a single run, or two events one after the other."""
+    if words == "run once" or words.endswith((", one after the other", ", in order")):
+        return None
+    if words.startswith(("run twice in a row", "killed ", "timed out before the commit")):
+        return {"run": Way.TWICE, "killed": Way.KILLED, "timed": Way.TIMED_OUT}[words.split()[0]]
+    if words.startswith("later event first"):
+        return Way.REVERSED
+    if " at the same time" in words:
+        return Way.AT_ONCE if words.startswith("run twice") else Way.TOGETHER
+    return Way.OUTAGE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result for one handler on one route."""
+
+    handler: str
+    route: str
+    verdict: Verdict
+    reason: str | None = None
+    """Why the handler failed or was not rehearsed."""
+    advice: str | None = None
+    """How to fix a handler that failed."""
+    events: tuple[str, ...] = ()
+    schedules: int = 0
+    tried: Mapping[Way, int] = field(default_factory=dict)
+    """How often each way to run the handler again was tried."""
+    findings: tuple[RehearsalFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    unguarded: tuple[str, ...] = ()
+    """Imported packages that may have connected in C, because the kernel did not refuse it."""
+
+    @property
+    def not_tried(self) -> tuple[Way, ...]:
+        """The ways to run the handler again that were not tried at all."""
+        return tuple(way for way in Way if way not in self.tried)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON-compatible data."""
+        return {
+            "handler": self.handler,
+            "route": self.route,
+            "verdict": _name(self.verdict),
+            "reason": self.reason,
+            "advice": self.advice,
+            "events": list(self.events),
+            "schedules": self.schedules,
+            "tried": {_name(way): number for way, number in self.tried.items()},
+            "not_tried": [_name(way) for way in self.not_tried],
+            "seconds": round(self.seconds, 2),
+            "findings": [_as_json(finding) for finding in self.findings],
+            "notes": list(self.notes),
+            "unguarded": list(self.unguarded),
+        }
+
+
+def _name(value: Verdict | Way) -> str:
+    return value.replace(" ", "_").replace("-", "_")
+
+
+def _as_json(finding: RehearsalFinding) -> dict[str, Any]:
+    return {
+        "fault": finding.fault,
+        "schedule": finding.schedule,
+        "event": finding.event,
+        "subject": finding.subject,
+        "place": finding.place,
+        "source": finding.source,
+        "statement": finding.statement,
+        "error": finding.error,
+        "rows": [
+            {"expected": change.before, "found": change.after}
+            for change in (finding.difference.changes if finding.difference else ())
+        ],
+        "calls": [{"call": call.text, "content": call.content} for call in finding.calls],
+        "calls_expected": finding.expected_calls,
+        "advice": finding.advice,
+    }
+
+
+def without_secrets_in(report: Report) -> Report:
+    """Return the report with the secrets removed from every text: rows, SQL, errors, code."""
+    shown: Report = _redacted(report)
+    return shown
+
+
+def _redacted(value: Any) -> Any:
+    match value:
+        case Enum():
+            return value
+        case str():
+            return without_secrets(value)
+        case Mapping():
+            return {_redacted(key): _redacted(part) for key, part in value.items()}
+        case tuple() | list():
+            return type(value)(_redacted(part) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _redacted(getattr(value, f.name)) for f in fields(value)})
+    return value

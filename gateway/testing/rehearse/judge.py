@@ -5,6 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gateway.testing.rehearse.database import (
+    JOBS,
+    Change,
+    Difference,
+    Masks,
+    Table,
+    compare,
+    learn,
+    masked,
+)
 from gateway.testing.rehearse.findings import (
     BOTH_SEND_ADVICE,
     CLOCK_ADVICE,
@@ -25,18 +35,8 @@ from gateway.testing.rehearse.findings import (
     of_table,
 )
 from gateway.testing.rehearse.pairs import Pair
+from gateway.testing.rehearse.sandbox import End, EndedRun
 from gateway.testing.rehearse.schedules import Trial
-from gateway.testing.rehearse.stage import End, EndedRun
-from gateway.testing.rehearse.tables import (
-    JOBS,
-    Change,
-    Difference,
-    Masks,
-    Table,
-    compare,
-    learn,
-    masked,
-)
 from gateway.testing.rehearse.trace import ExternalCall, RehearsedRun, Step
 
 Grouping = Callable[[ExternalCall], str]

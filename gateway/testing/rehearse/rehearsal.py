@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.config.registry import Subscription
-from gateway.testing.rehearse.events import (
-    MOST_EVENTS,
-    RehearsedEvent,
-    evenly,
-    without_sample,
-)
+from gateway.testing.rehearse.database import Masks, learn, merge
+from gateway.testing.rehearse.events import MOST_EVENTS, RehearsedEvent, evenly, without_sample
 from gateway.testing.rehearse.findings import (
     BLOCKING_ADVICE,
     KEPT,
     REPEATS,
     SKIPPED,
     Fault,
+    Report,
     Situation,
+    Verdict,
+    count_ways,
     of_escape,
 )
 from gateway.testing.rehearse.guard import RehearsalGuard
@@ -35,11 +34,9 @@ from gateway.testing.rehearse.pairs import (
     run_in_turn,
     without_pair,
 )
-from gateway.testing.rehearse.report import Report, Verdict, count_ways
+from gateway.testing.rehearse.sandbox import End, EndedRun, RehearsalStage
 from gateway.testing.rehearse.schedules import Schedules, Trial
 from gateway.testing.rehearse.single_runs import Failure, KnownHandler, SingleRuns
-from gateway.testing.rehearse.stage import End, EndedRun, RehearsalStage
-from gateway.testing.rehearse.tables import Masks, learn, merge
 from gateway.testing.rehearse.trace import Step, StepKind
 
 MOST_STEPS: Final = 25

@@ -1,13 +1,17 @@
 """Rehearse the requested handlers one after the other on one temporary server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from gateway.base.errors import CommandFailed, EngineFailed, StorageUnavailable
 from gateway.config.project import Project
@@ -15,21 +19,70 @@ from gateway.config.registry import Subscription
 from gateway.config.routes import Route
 from gateway.ledger.migrate import SchemaFile, read_schema
 from gateway.providers.samples import Recorded
-from gateway.testing.rehearse.answers import GivenAnswer
 from gateway.testing.rehearse.events import RehearsedEvent, find_occasions, make_job, takes
-from gateway.testing.rehearse.forgotten import noting_forgotten
+from gateway.testing.rehearse.findings import Report, Verdict, without_secrets_in
 from gateway.testing.rehearse.guard import RehearsalGuard, RehearsalLoop, rehearsing
-from gateway.testing.rehearse.mail import recorded_mail
-from gateway.testing.rehearse.outages import quick_sleeps
-from gateway.testing.rehearse.redaction import without_secrets_in
+from gateway.testing.rehearse.patches import noting_forgotten, quick_sleeps, recorded_mail
 from gateway.testing.rehearse.rehearsal import Rehearsal
-from gateway.testing.rehearse.report import Report, Verdict
+from gateway.testing.rehearse.sandbox import RehearsalStage
 from gateway.testing.rehearse.schedules import Schedules
 from gateway.testing.rehearse.server_process import ServerProcess
-from gateway.testing.rehearse.signals import unwinding
-from gateway.testing.rehearse.stage import RehearsalStage
+from gateway.testing.rehearse.services import GivenAnswer
 from gateway.testing.throwaway import Databases, Throwaway
 from gateway.worker.policy import summary
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Unwinding:
+    """Ends the running task on a signal, or the process if no task is running."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._signum: int | None = None
+
+    def run(self, runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine to its end, or until it has cleaned up after a signal.
+
+        Raises SystemExit in that case. If the signal handler raised it, it would end up in the
+        handler that is being rehearsed.
+        """
+        try:
+            runner.run(self._watch(work))
+        except asyncio.CancelledError:
+            if self._signum is None:
+                raise
+            sys.exit(128 + self._signum)
+
+    async def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.current_task()
+        try:
+            await work
+        finally:
+            self._task = None
+
+    def hear(self, signum: int, _: FrameType | None) -> None:
+        """Handle the signal."""
+        self._signum = signum
+        if self._task is None:
+            sys.exit(128 + signum)
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
+@contextmanager
+def unwinding() -> Iterator[Unwinding]:
+    """Handle the signals while the block runs, so that its cleanup runs too."""
+    found = Unwinding()
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+    before = [signal.signal(signum, found.hear) for signum in SIGNALS]
+    try:
+        yield found
+    finally:
+        for signum, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(signum, handler)
+
 
 REPORT_HINT: Final = "please report this with the handler: the others are not affected"
 RECORD_HINT: Final = "record one with `gateway show ID --save FILE` and pass --event FILE"

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from gateway.base.errors import Retry
 from gateway.config.registry import Subscription
-from gateway.testing.rehearse.clock import LATER
+from gateway.testing.rehearse.database import MadeUp, State
 from gateway.testing.rehearse.events import RehearsedEvent
-from gateway.testing.rehearse.made_up import MadeUp
 from gateway.testing.rehearse.pairs import Pair, Relation
-from gateway.testing.rehearse.stage import End, EndedRun, RehearsalStage, RehearsedDelivery
-from gateway.testing.rehearse.tables import State
+from gateway.testing.rehearse.patches import LATER
+from gateway.testing.rehearse.sandbox import End, EndedRun, RehearsalStage, RehearsedDelivery
 from gateway.testing.rehearse.trace import Failing, Moment, Outage, RehearsedRun, Step, StepKind
 
 ROUNDS: Final = 3

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.testing.places import calling_place, submitted_at
+from gateway.testing.guard import calling_place, submitted_at
 
 SECRET_NAME: Final = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|HOOK|DSN", re.IGNORECASE)
 _LOGIN: Final = re.compile(r"(?<=://)[^\s/@:]*:([^\s/@]+)(?=@)")

@@ -1,11 +1,12 @@
-"""Claim, lease and run deliveries one by one, as `serve` and a worker do."""
+"""Claim, lease and run deliveries one by one, as `serve` and a worker do, or crash a run."""
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import TracebackType
 from typing import Any, Final
 
 import asyncpg
@@ -13,7 +14,7 @@ import asyncpg
 from gateway.base.model import Envelope, Event, Lease
 from gateway.base.secrets import Secret
 from gateway.config.project import Project
-from gateway.config.registry import Subscription
+from gateway.config.registry import HandlerFunction, Subscription
 from gateway.config.routes import Route
 from gateway.ledger.claims import Claim, Claimer, ClaimVerdict
 from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
@@ -21,12 +22,97 @@ from gateway.ledger.deliveries import event_of, lease_due, lease_hinted, reap, r
 from gateway.ledger.encryption import OPEN
 from gateway.ledger.ordering import OrderingKey, advance, keep_policies
 from gateway.ledger.sessions import Sessions
-from gateway.testing.connections import ConnectionNotAllowed, Connections
-from gateway.testing.crash import CrashPoint, CrashRun, Raised
+from gateway.testing.fixtures import ConnectionNotAllowed, Connections
 from gateway.testing.outgoing import Outgoing
-from gateway.worker.context import transaction_of
+from gateway.worker.context import Context, transaction_of
 from gateway.worker.execution import Execution
 from gateway.worker.parts import WorkerContext
+
+STATEMENTS: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval", "run_own")
+"""The methods of the transaction that send one statement each.
+
+Opening and closing a savepoint counts as one statement each, too.
+"""
+
+Raised = tuple[Exception, TracebackType | None]
+"""An exception, with the part of its traceback that starts in the handler."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CrashPoint:
+    """The statement of `ctx.db`, or the request of `ctx.http`, after which the run crashes."""
+
+    statements: int | None
+    calls: int | None
+    is_reached: bool = False
+    statements_seen: int = 0
+    calls_seen: int = 0
+
+    def see_statement(self) -> bool:
+        """Count a statement, and return whether the run crashes after it."""
+        self.statements_seen += 1
+        return self._reach(self.statements_seen == self.statements)
+
+    def see_call(self) -> bool:
+        """Count a request, and return whether the run crashes after it."""
+        self.calls_seen += 1
+        return self._reach(self.calls_seen == self.calls)
+
+    def see_start(self) -> bool:
+        """Return whether the run crashes before its first statement."""
+        return self._reach(self.statements == 0)
+
+    def _reach(self, is_here: bool) -> bool:
+        self.is_reached = self.is_reached or is_here
+        return is_here
+
+
+class CrashRun:
+    """Replaces the handler's function for one run."""
+
+    def __init__(self, function: HandlerFunction, crash: CrashPoint | None) -> None:
+        self._function = function
+        self._crash = crash
+        self.raised: Raised | None = None
+        self.died = asyncio.Event()
+        self.context: Context | None = None
+        self.task: asyncio.Task[Any] | None = None
+
+    async def __call__(self, event: Event, ctx: Context) -> None:
+        __tracebackhide__ = True
+        self.context, self.task = ctx, asyncio.current_task()
+        if self._crash is not None:
+            transaction = transaction_of(ctx)
+            for name in STATEMENTS:
+                setattr(transaction, name, self._counted(getattr(transaction, name)))
+            if self._crash.see_start():
+                await self._die()
+        try:
+            await self._function(event, ctx)
+        except Exception as error:  # user code may raise any exception
+            trace = error.__traceback__
+            self.raised = error, None if trace is None else trace.tb_next
+            raise
+
+    async def see_call(self) -> None:
+        """Count a request, and crash if it is the crash point."""
+        if self._crash is not None and self._crash.see_call():
+            await self._die()
+
+    def _counted(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def counted(*args: Any, **options: Any) -> Any:
+            result = await method(*args, **options)
+            if self._crash is not None and self._crash.see_statement():
+                await self._die()
+            return result
+
+        return counted
+
+    async def _die(self) -> None:
+        """Suspend forever, like a killed process: not even a `finally` block runs."""
+        self.died.set()
+        await asyncio.get_running_loop().create_future()
+
 
 LEASE: Final = timedelta(days=2)
 """Longer than any handler may run, pauses in a debugger included, because it is never renewed."""
