@@ -45,16 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if str(directory) not in sys.path:  # so that tests can import the handlers
         sys.path.insert(0, str(directory))
-    _register(config, "gateway.testing.plugin")
+    plugin = importlib.import_module("gateway.testing.plugin")
+    config.pluginmanager.register(plugin, plugin.__name__)
     if not config.pluginmanager.has_plugin("django"):  # pytest-django has a fixture `db` too
-        _register(config, "gateway.testing.short_names")
+        config.pluginmanager.register(plugin.ShortNames())
 
 
 def config_file(config: pytest.Config) -> Path:
     """Return the path of the routes file, relative to the project's directory."""
     given = str(config.getini("gateway_config")) or os.environ.get("GATEWAY_CONFIG")
     return Path(given or "config/routes.yaml")
-
-
-def _register(config: pytest.Config, module: str) -> None:
-    config.pluginmanager.register(importlib.import_module(module), module)

@@ -2536,8 +2536,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a rehearsal refuses drivers that connect in C, with the handler's line",
         "gateway/testing/drivers.py",
-        '    _replace(generators, "connect", check)\n',
-        "    pass\n",
+        '    "psycopg.generators": ("connect", _check_psycopg),\n',
+        "",
         "tests/e2e/test_nothing_leaves.py::test_drivers_in_c_write_no_row_and_are_findings",
     ),
     Safeguard(
@@ -2559,8 +2559,8 @@ SAFEGUARDS: Final = (
     Safeguard(
         "a rehearsal runs a handler again by a later clock",
         "gateway/testing/rehearse/sandbox.py",
-        "with later_clock(self._root):",
-        "if self._root:",
+        "later_clock(self._root) if is_later else nullcontext()",
+        "nullcontext()",
         "tests/integration/test_rehearse_review.py::test_a_key_that_is_made_of_the_clock_is_found",
     ),
     Safeguard(

@@ -63,9 +63,9 @@ def rehearse(
     Examples: [bold]gateway rehearse[/bold], [bold]gateway rehearse fulfil_order[/bold],
     [bold]gateway rehearse follow_invoice --event invoice.json[/bold]
     """
-    from gateway.cli.rehearsed import rehearse_and_tell  # imported late: it takes 0.1 s
+    from gateway.cli.rehearsed import rehearse_and_print  # imported late: it takes 0.1 s
     from gateway.testing.rehearse import Request
-    from gateway.testing.rehearse.guard import guarding_imports
+    from gateway.testing.rehearse.isolation import guarding_imports
     from gateway.testing.rehearse.server_process import confined
     from gateway.testing.rehearse.services import load_answers
 
@@ -88,7 +88,7 @@ def rehearse(
             server_url=None if url is None else url.get_secret_value(),
         )
         configure_logs("auto", "error")
-        if not rehearse_and_tell(request, server_process, as_json=as_json):
+        if not rehearse_and_print(request, server_process, as_json=as_json):
             raise typer.Exit(FAILED)
 
 

@@ -32,7 +32,7 @@ COLOURS: Final = {
 }
 
 
-def rehearse_and_tell(
+def rehearse_and_print(
     request: Request, server_process: ServerProcess | None, *, as_json: bool
 ) -> bool:
     """Report each handler as soon as it is done. Return whether all verdicts are good."""
@@ -97,7 +97,7 @@ def _verdict(report: Report) -> str:
 def _print_finding(finding: RehearsalFinding) -> None:
     head = Text(f"  {finding.schedule}", "bold")
     head.append(f" (on {finding.event}): ", "not bold")
-    head.append(printable(_told(finding)), "not bold")
+    head.append(printable(_headline(finding)), "not bold")
     _say(head)
     if finding.difference is not None:
         _print_rows(finding.difference)
@@ -111,7 +111,7 @@ def _print_finding(finding: RehearsalFinding) -> None:
     _say(Text(f"    {finding.advice}", "yellow"))
 
 
-def _told(finding: RehearsalFinding) -> str:
+def _headline(finding: RehearsalFinding) -> str:
     if finding.difference is not None:
         return f"{finding.subject} ends differently"
     if finding.calls:
@@ -143,9 +143,9 @@ def _names(change: Change, key: tuple[str, ...]) -> list[str]:
 
 def _print_summary(reports: list[Report], seconds: float) -> None:
     counts = Counter(report.verdict for report in reports)
-    told = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+    verdicts = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     handlers = "1 handler" if len(reports) == 1 else f"{len(reports)} handlers"
-    _say(Text(f"{handlers}: {told or 'nothing to rehearse'}; {seconds:.1f} s"))
+    _say(Text(f"{handlers}: {verdicts or 'nothing to rehearse'}; {seconds:.1f} s"))
 
 
 def _print_unguarded(reports: list[Report]) -> None:

@@ -1,5 +1,7 @@
 """The fixture `deliver`: delivers an event to a handler the way the gateway does."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -9,7 +11,7 @@ from gateway.config.project import Project
 from gateway.config.registry import HandlerFunction, Subscription
 from gateway.config.routes import Route
 from gateway.testing.fixtures import Background
-from gateway.testing.runner import CrashPoint, Ran, TestStage
+from gateway.testing.runner import CrashPoint, DeliveryRunner, RunResult
 
 DUPLICATE: Final = "duplicate"
 MOST_RUNS: Final = 1000
@@ -54,9 +56,9 @@ class Delivered:
 class Deliver:
     """The fixture `deliver`."""
 
-    def __init__(self, project: Project, stage: TestStage, background: Background) -> None:
+    def __init__(self, project: Project, runner: DeliveryRunner, background: Background) -> None:
         self._project = project
-        self._stage = stage
+        self._runner = runner
         self._background = background
 
     def __call__(
@@ -100,22 +102,22 @@ class Deliver:
         return _checked(found, check)
 
     async def _run(self, subscription: Subscription, event: Event, replayed: bool) -> Delivered:
-        stage = self._stage
-        await stage.claim(self._route(event), event)
-        row = await stage.find(subscription, event)
+        runner = self._runner
+        await runner.claim(self._route(event), event)
+        row = await runner.find(subscription, event)
         if replayed:
-            await stage.replay(row["id"])
+            await runner.replay(row["id"])
         elif row["status"] in (Status.DONE, Status.DEAD, Status.DISCARDED):
-            return _delivered(Ran(row=row), outcome=DUPLICATE)
-        await stage.make_due(row["id"])
-        lease = await stage.lease(subscription, row["id"])
+            return _delivered(RunResult(row=row), outcome=DUPLICATE)
+        await runner.make_due(row["id"])
+        lease = await runner.lease(subscription, row["id"])
         if lease is None:
             error = await self._reason_to_wait(subscription, row["id"])
-            return replace(_delivered(Ran(row=row)), error=error)
-        return _delivered(await stage.run(subscription, lease))
+            return replace(_delivered(RunResult(row=row)), error=error)
+        return _delivered(await runner.run(subscription, lease))
 
     async def _reason_to_wait(self, subscription: Subscription, delivery_id: int) -> str:
-        holder = await self._stage.blocker(delivery_id)
+        holder = await self._runner.blocker(delivery_id)
         if holder is None:
             return "it is not due yet"
         first = f"delivery {holder['id']} (event {holder['event_id']})"
@@ -127,12 +129,12 @@ class Deliver:
         return f"it waits for {first} with the same {subscription.turns}, {remedy}"
 
     async def _run_next(self) -> Delivered | None:
-        lease = await self._stage.lease_next()
+        lease = await self._runner.lease_next()
         if lease is None:
             return None
         key = (lease.event.route, lease.handler)
         subscription = next(s for s in self._project.registry.handlers if s.key == key)
-        return _delivered(await self._stage.run(subscription, lease))
+        return _delivered(await self._runner.run(subscription, lease))
 
     def _route(self, event: Event) -> Route:
         return next(r for r in self._project.config.routes if r.name == event.route)
@@ -174,44 +176,40 @@ class DeliverTwice:
 class CrashAfter:
     """The fixture `crash_after`."""
 
-    def __init__(self, stage: TestStage) -> None:
-        self._stage = stage
+    def __init__(self, runner: DeliveryRunner) -> None:
+        self._runner = runner
 
-    def __call__(self, statements: int | None = None, *, calls: int | None = None) -> "Crash":
+    def __call__(
+        self, statements: int | None = None, *, calls: int | None = None
+    ) -> AbstractContextManager[None]:
         """Return a block in which a run crashes at the given point.
 
         The point is after so many statements of `ctx.db`, or so many requests of `ctx.http`; 0 is
         before the first statement. The run crashes as by `kill -9`: its connection is cut, nothing
         is settled, no `finally` block runs. The next `deliver` of the event runs it again, as after
-        an expired lease.
+        an expired lease. The block fails if no run crashed in it.
         """
         __tracebackhide__ = True
         if (statements is None) == (calls is None):
             raise ValueError("crash_after: after how many statements, or calls=...? Say one")
-        return Crash(self._stage, CrashPoint(statements=statements, calls=calls))
+        return self._crash(CrashPoint(statements=statements, calls=calls))
 
-
-class Crash:
-    """A block in which a run must crash. It fails if no run crashed."""
-
-    def __init__(self, stage: TestStage, point: CrashPoint) -> None:
-        self._stage = stage
-        self._point = point
-
-    def __enter__(self) -> None:
-        self._stage.crash = self._point
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    @contextmanager
+    def _crash(self, point: CrashPoint) -> Iterator[None]:
         __tracebackhide__ = True
-        self._stage.crash = None
-        if kind is None and not self._point.is_reached:
+        self._runner.crash = point
+        try:
+            yield
+        finally:
+            self._runner.crash = None
+        if not point.is_reached:
             raise DeliveryFailed(
-                f"nothing crashed: there were {self._point.statements_seen} statements of ctx.db "
-                f"and {self._point.calls_seen} requests of ctx.http"
+                f"nothing crashed: there were {point.statements_seen} statements of ctx.db "
+                f"and {point.calls_seen} requests of ctx.http"
             )
 
 
-def _delivered(ran: Ran, outcome: str | None = None) -> Delivered:
+def _delivered(ran: RunResult, outcome: str | None = None) -> Delivered:
     __tracebackhide__ = True
     if ran.refused is not None:
         raise ran.refused from (ran.raised[0] if ran.raised else None)

@@ -11,12 +11,12 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, reduce, wraps
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from gateway.testing.guard import current_guard
+from gateway.testing.guard import Guard, current_guard
 
 WRAPPED_PACKAGES: Final = ("psycopg", "psycopg_binary", "psycopg_c", "psycopg2", "MySQLdb")
 OWN_PACKAGES: Final = ("asyncpg", "cryptography", "hiredis", "httptools", "orjson", "pydantic_core")
@@ -29,9 +29,8 @@ def wrap_drivers() -> None:
     """Wrap the drivers that are imported, and each other one when it is imported."""
     if not any(isinstance(finder, _DriverFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _DriverFinder())
-    for name, wrap in DRIVERS.items():
-        if name in sys.modules:
-            _wrap_once(sys.modules[name], wrap)
+    for name in DRIVERS.keys() & sys.modules.keys():
+        _wrap(sys.modules[name])
 
 
 def find_unguarded() -> list[str]:
@@ -88,8 +87,7 @@ class _DriverFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        wrap = DRIVERS.get(fullname)
-        if wrap is None:
+        if fullname not in DRIVERS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -98,80 +96,74 @@ class _DriverFinder(importlib.abc.MetaPathFinder):
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            _wrap_once(module, wrap)
+            _wrap(module)
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
 
 
-def _wrap_once(module: ModuleType, wrap: Callable[[Any], None]) -> None:
-    if not getattr(module, "_is_guarded", False):
-        wrap(module)
-        vars(module)["_is_guarded"] = True
-
-
-def _replace(owner: Any, name: str, check: Callable[..., None]) -> None:
-    """Replace a function by one that first calls `check` with the same arguments."""
+def _wrap(module: ModuleType) -> None:
+    """Replace the functions of a driver by ones that ask the guard first, unless it is done."""
+    if getattr(module, "_is_guarded", False):
+        return
+    vars(module)["_is_guarded"] = True
+    path, check = DRIVERS[module.__name__]
+    *owners, name = path.split(".")
+    owner: Any = reduce(getattr, owners, module)
     function = getattr(owner, name)
 
     @wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
-        if current_guard() is not None:
-            check(*args, **options)
+        if (guard := current_guard()) is not None:
+            check(guard, *args, **options)
         return function(*args, **options)
 
     setattr(owner, name, checked)
 
 
-def _check(fields: Mapping[str, Any], *, port: int | None, is_async: bool = False) -> None:
-    guard = current_guard()
-    if guard is not None:
-        host = fields.get("host") or fields.get("hostaddr") or "localhost"
-        guard.check_driver(str(host), str(fields.get("port") or port or ""), is_async=is_async)
+def _check(
+    guard: Guard, fields: Mapping[str, Any], *, port: int | None, is_async: bool = False
+) -> None:
+    host = fields.get("host") or fields.get("hostaddr") or "localhost"
+    guard.check_driver(str(host), str(fields.get("port") or port or ""), is_async=is_async)
 
 
-def _wrap_psycopg(generators: Any) -> None:
-    def check(conninfo: str, *_: Any, **__: Any) -> None:
-        from psycopg.conninfo import conninfo_to_dict
+def _check_psycopg(guard: Guard, conninfo: str, *_: Any, **__: Any) -> None:
+    from psycopg.conninfo import conninfo_to_dict
 
-        is_async = _is_called_by("psycopg.connection_async")
-        _check(conninfo_to_dict(conninfo), port=5432, is_async=is_async)
-
-    _replace(generators, "connect", check)
+    is_async = _is_called_by("psycopg.connection_async")
+    _check(guard, conninfo_to_dict(conninfo), port=5432, is_async=is_async)
 
 
-def _wrap_psycopg_pool(module: Any) -> None:
+def _check_psycopg_pool(guard: Guard, pool: Any, *_: Any, **__: Any) -> None:
     """Check `getconn` of a pool, so that its users are refused at once.
 
     A pool connects in threads of its own, and its users would only wait.
     """
+    from psycopg.conninfo import conninfo_to_dict
 
-    def check(pool: Any, *_: Any, **__: Any) -> None:
-        from psycopg.conninfo import conninfo_to_dict
-
-        fields = conninfo_to_dict(pool.conninfo) if isinstance(pool.conninfo, str) else {}
-        fields |= pool.kwargs if isinstance(pool.kwargs, dict) else {}
-        _check(fields, port=5432, is_async=inspect.iscoroutinefunction(type(pool).close))
-
-    for name in ("ConnectionPool", "AsyncConnectionPool"):
-        if hasattr(module, name):
-            _replace(getattr(module, name), "getconn", check)
+    fields = conninfo_to_dict(pool.conninfo) if isinstance(pool.conninfo, str) else {}
+    fields |= pool.kwargs if isinstance(pool.kwargs, dict) else {}
+    _check(guard, fields, port=5432, is_async=inspect.iscoroutinefunction(type(pool).close))
 
 
-def _wrap_psycopg2(module: Any) -> None:
-    def check(dsn: str, *_: Any, **options: Any) -> None:
-        is_async = bool(options.get("async") or options.get("async_"))
-        _check(module.extensions.parse_dsn(dsn), port=5432, is_async=is_async)
-
-    _replace(module, "_connect", check)
+def _check_psycopg2(guard: Guard, dsn: str, *_: Any, **options: Any) -> None:
+    parse_dsn = sys.modules["psycopg2"].extensions.parse_dsn
+    is_async = bool(options.get("async") or options.get("async_"))
+    _check(guard, parse_dsn(dsn), port=5432, is_async=is_async)
 
 
-def _wrap_mysqlclient(connections: Any) -> None:
-    def check(_: Any, *args: Any, **options: Any) -> None:
-        fields = {"host": options.get("unix_socket") or (args[0] if args else None), **options}
-        _check(fields, port=3306)
+def _check_mysqlclient(guard: Guard, _: Any, *args: Any, **options: Any) -> None:
+    fields = {"host": options.get("unix_socket") or (args[0] if args else None), **options}
+    _check(guard, fields, port=3306)
 
-    _replace(connections.Connection, "__init__", check)
+
+def _note_sleep(guard: Guard, *_: object) -> None:
+    """Record `time.sleep`, which blocks the event loop but does not connect.
+
+    Python 3.11 and 3.12 report no audit event for it either.
+    """
+    guard.note_blocking("time.sleep")
 
 
 def _is_called_by(module: str) -> bool:
@@ -183,25 +175,12 @@ def _is_called_by(module: str) -> bool:
     return False
 
 
-def _wrap_sleep(time: Any) -> None:
-    """Record `time.sleep`, which blocks the event loop but does not connect.
-
-    Python 3.11 and 3.12 report no audit event for it either.
-    """
-
-    def check(*_: object) -> None:
-        guard = current_guard()
-        if guard is not None:
-            guard.note_blocking("time.sleep")
-
-    _replace(time, "sleep", check)
-
-
-DRIVERS: Final[Mapping[str, Callable[[Any], None]]] = {
-    "psycopg.generators": _wrap_psycopg,
-    "psycopg_pool.pool": _wrap_psycopg_pool,
-    "psycopg_pool.pool_async": _wrap_psycopg_pool,
-    "psycopg2": _wrap_psycopg2,
-    "MySQLdb.connections": _wrap_mysqlclient,
-    "time": _wrap_sleep,
+DRIVERS: Final[Mapping[str, tuple[str, Callable[..., None]]]] = {
+    "psycopg.generators": ("connect", _check_psycopg),
+    "psycopg_pool.pool": ("ConnectionPool.getconn", _check_psycopg_pool),
+    "psycopg_pool.pool_async": ("AsyncConnectionPool.getconn", _check_psycopg_pool),
+    "psycopg2": ("_connect", _check_psycopg2),
+    "MySQLdb.connections": ("Connection.__init__", _check_mysqlclient),
+    "time": ("sleep", _note_sleep),
 }
+"""By module: the function through which it connects, and the check of its arguments."""

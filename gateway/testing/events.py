@@ -1,5 +1,6 @@
 """Events for tests: samples with some fields changed, recorded ones, or whole payloads."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import orjson
 from gateway.base.model import Envelope, Event, read_payload
 from gateway.base.problems import one_of
 from gateway.config.routes import Config, Route
+from gateway.ledger.claims import Claim
 from gateway.providers.samples import Sample, load_recorded, make_sample, receive_alone
 from gateway.providers.samples.sample import lay_out
 
@@ -177,22 +179,64 @@ def _event(route: Route, draft: _Draft, event_id: str | None) -> Event:
         draft.payload["id"] = event_id
     is_form = provider.drafts is not None and provider.drafts.is_form
     body = lay_out(provider.name, draft.payload, is_form=is_form)
-    headers = {"content-type": "application/json"}
-    envelope = Envelope(id=event_id or draft.id, type=draft.type)
-    if not provider.is_queue:
-        sample = Sample(id=envelope.id, type=envelope.type, body=body)
-        signed = receive_alone(provider, sample, now=now)
-        headers, body = dict(signed.headers), signed.body
-        envelope = provider.read(signed)
+    sample = Sample(id=event_id or draft.id, type=draft.type, body=body)
+    if provider.is_queue:
+        envelope = Envelope(id=sample.id, type=sample.type)
+        return build_event(route, envelope, {"content-type": "application/json"}, body, now)
+    return receive_event(route, sample, now=now)
+
+
+def receive_event(
+    route: Route, sample: Sample, *, now: datetime, headers: Mapping[str, str] | None = None
+) -> Event:
+    """Return the event that the route makes of a sample when it receives it."""
+    signed = receive_alone(route.provider, sample, now=now, headers=headers)
+    return build_event(route, route.provider.read(signed), signed.headers, signed.body, now)
+
+
+def build_event(
+    route: Route,
+    envelope: Envelope,
+    headers: Mapping[str, str],
+    body: bytes,
+    received_at: datetime,
+) -> Event:
+    """Return the event as a handler of the route sees it."""
     return Event(
         id=envelope.id,
         type=envelope.type,
         route=route.name,
-        provider=provider.name,
+        provider=route.provider.name,
         account=envelope.account,
         livemode=envelope.livemode,
         occurred_at=envelope.occurred_at,
-        received_at=now,
-        headers=headers,
+        received_at=received_at,
+        headers={n: v for n, v in headers.items() if n not in route.provider.credentials},
         body=body,
+    )
+
+
+def envelope_of(event: Event) -> Envelope:
+    """Return what the provider reads from the request of an event."""
+    return Envelope(
+        id=event.id,
+        type=event.type,
+        account=event.account,
+        livemode=event.livemode,
+        occurred_at=event.occurred_at,
+    )
+
+
+def claim_of(event: Event, handlers: tuple[str, ...]) -> Claim:
+    """Return the claim that the endpoint makes of an event, for some handlers."""
+    return Claim(
+        route=event.route,
+        provider=event.provider,
+        envelope=envelope_of(event),
+        received_at=event.received_at,
+        digest=hashlib.sha256(event.body).digest(),
+        headers=event.headers,
+        body=event.body,
+        replay=None,
+        handlers=handlers,
     )

@@ -167,7 +167,9 @@ class Connections:
     """Guards the runs of a test's handlers."""
 
     def __init__(self, root: Path, resources: Resources, hosts: Sequence[str]) -> None:
-        self._guard = _TestGuard(root, AllowedHosts(tuple(hosts)))
+        self._guard = Guard(
+            root, _REASON, allowed=AllowedHosts(tuple(hosts)), is_in_run=lambda: True
+        )
         self._resources = resources
 
     @contextmanager
@@ -198,14 +200,7 @@ class Connections:
         )
 
 
-class _TestGuard(Guard):
-    def _is_in_run(self) -> bool:
-        return True
-
-    def _reason(self, target: str) -> str:
-        return f"a handler in a test may not connect to {target} by itself: {_HINT}"
-
-
 _HINT: Final = (
     f'use ctx.http, ctx.db or a @resource, or allow it with @pytest.mark.{ALLOW}("host:port")'
 )
+_REASON: Final = "a handler in a test may not connect to {target} by itself: " + _HINT

@@ -161,14 +161,25 @@ class Guard:
     """Refuses and records each connection that is not the gateway's own.
 
     The server of the rehearsal or test is refused too, because it may have other databases.
+    `reason` is the message of the refusal, with `{target}`. `is_in_run` returns whether the calling
+    code belongs to a handler, even if no frame shows it.
     """
 
     refuses_programs = False
     refuses_files = False
 
-    def __init__(self, root: Path, allowed: AllowedHosts | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        reason: str,
+        *,
+        allowed: AllowedHosts | None = None,
+        is_in_run: Callable[[], bool],
+    ) -> None:
         self._root = root
+        self._reason = reason
         self._allowed = allowed or AllowedHosts()
+        self._is_in_run = is_in_run
         self.escapes: dict[str, Escape] = {}
         self.blocking: dict[str, BlockingCall] = {}
 
@@ -235,14 +246,7 @@ class Guard:
         if place is not None or self._is_in_run():
             escape = Escape(target=target, is_program=is_program, place=place)
             self.escapes.setdefault(target, escape)
-        raise ConnectionRefusedError(errno.ECONNREFUSED, self._reason(target))
-
-    def _is_in_run(self) -> bool:
-        """Return whether the calling code belongs to a handler, even if no frame shows it."""
-        return False
-
-    def _reason(self, target: str) -> str:
-        raise NotImplementedError
+        raise ConnectionRefusedError(errno.ECONNREFUSED, self._reason.format(target=target))
 
     def _check(self, family: int, address: Any) -> None:
         if family == socket.AF_UNIX and address:

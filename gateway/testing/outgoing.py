@@ -59,7 +59,7 @@ class StripeObjects:
         return self._made[made_id]
 
 
-def told_object(request: httpx.Request, payload: Any) -> dict[str, Any] | None:
+def find_object(request: httpx.Request, payload: Any) -> dict[str, Any] | None:
     """Return the requested object if the event's payload contains it, or else None."""
     name, address = last_part(request.url), str(request.url.copy_with(query=None))
     for node in _objects(payload):
@@ -217,4 +217,4 @@ class Outgoing(httpx.AsyncBaseTransport):
     def _default(self, request: httpx.Request) -> Any:
         if request.url.host != STRIPE:
             return {}
-        return told_object(request, self.payload) or self._stripe.answer(request)
+        return find_object(request, self.payload) or self._stripe.answer(request)

@@ -18,7 +18,7 @@ from gateway.testing.events import MakeEvent
 from gateway.testing.fixtures import ALLOW, Background, Connections, Database, Resources
 from gateway.testing.guard import GuardedLoop
 from gateway.testing.outgoing import Outgoing
-from gateway.testing.runner import TestStage
+from gateway.testing.runner import DeliveryRunner
 from gateway.testing.throwaway import Throwaway
 
 
@@ -105,22 +105,24 @@ def resources(
 
 
 @pytest.fixture
-def gateway_stage(
+def gateway_runner(
     request: pytest.FixtureRequest,
     gateway_project: TestedProject,
     gateway_db: Database,
     outgoing: Outgoing,
     resources: Resources,
     gateway_background: Background,
-) -> Iterator[TestStage]:
+) -> Iterator[DeliveryRunner]:
     """The environment that runs the handlers on the test's database."""
     hosts = [*map(str, request.config.getini(ALLOW))]
     hosts += [host for mark in request.node.iter_markers(ALLOW) for host in mark.args]
     connections = Connections(gateway_project.directory, resources, hosts)
-    stage = TestStage(gateway_project.project, gateway_db.url, outgoing, resources, connections)
-    gateway_background.run(stage.open())
-    yield stage
-    gateway_background.run(stage.close())
+    opening = DeliveryRunner.open(
+        gateway_project.project, gateway_db.url, outgoing, resources, connections
+    )
+    runner = gateway_background.run(opening)
+    yield runner
+    gateway_background.run(runner.close())
 
 
 @pytest.fixture
@@ -131,10 +133,10 @@ def make_event(gateway_project: TestedProject) -> MakeEvent:
 
 @pytest.fixture
 def deliver(
-    gateway_project: TestedProject, gateway_stage: TestStage, gateway_background: Background
+    gateway_project: TestedProject, gateway_runner: DeliveryRunner, gateway_background: Background
 ) -> Deliver:
     """Deliver an event to a handler: `deliver(fulfil_order, event)`."""
-    return Deliver(gateway_project.project, gateway_stage, gateway_background)
+    return Deliver(gateway_project.project, gateway_runner, gateway_background)
 
 
 @pytest.fixture
@@ -144,9 +146,18 @@ def deliver_twice(deliver: Deliver) -> DeliverTwice:
 
 
 @pytest.fixture
-def crash_after(gateway_stage: TestStage) -> CrashAfter:
+def crash_after(gateway_runner: DeliveryRunner) -> CrashAfter:
     """Make a run crash: `with crash_after(2): deliver(fulfil_order, event)`."""
-    return CrashAfter(gateway_stage)
+    return CrashAfter(gateway_runner)
+
+
+class ShortNames:
+    """A plugin of fixtures with short names, which other plugins may use too."""
+
+    @pytest.fixture
+    def db(self, gateway_db: Database) -> Database:
+        """The test's own database: `db.fetchval("select count(*) from orders")`."""
+        return gateway_db
 
 
 def _refuse(error: GatewayError) -> NoReturn:

@@ -1,38 +1,45 @@
 """Claim, lease and run deliveries one by one, as `serve` and a worker do, or crash a run."""
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import asyncpg
 
-from gateway.base.model import Envelope, Event, Lease
+from gateway.base.model import Event, Lease
 from gateway.base.secrets import Secret
 from gateway.config.project import Project
 from gateway.config.registry import HandlerFunction, Subscription
 from gateway.config.routes import Route
-from gateway.ledger.claims import Claim, Claimer, ClaimVerdict
-from gateway.ledger.connection import Pool, connect, open_pool, users_search_path
+from gateway.ledger.claims import ClaimVerdict
 from gateway.ledger.deliveries import event_of, lease_due, lease_hinted, reap, replay
-from gateway.ledger.encryption import OPEN
 from gateway.ledger.ordering import OrderingKey, advance, keep_policies
-from gateway.ledger.sessions import Sessions
+from gateway.testing.events import claim_of, envelope_of
 from gateway.testing.fixtures import ConnectionNotAllowed, Connections
 from gateway.testing.outgoing import Outgoing
+from gateway.testing.throwaway import LedgerClients
 from gateway.worker.context import Context, transaction_of
 from gateway.worker.execution import Execution
-from gateway.worker.parts import WorkerContext
+from gateway.worker.transaction import DeliveryTransaction
 
 STATEMENTS: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval", "run_own")
 """The methods of the transaction that send one statement each.
 
 Opening and closing a savepoint counts as one statement each, too.
 """
+
+
+def observe_statements(
+    transaction: DeliveryTransaction, observe: Callable[..., Awaitable[Any]]
+) -> None:
+    """Call `observe(method, *args)` in place of each method that sends a statement."""
+    for name in STATEMENTS:
+        setattr(transaction, name, partial(observe, getattr(transaction, name)))
+
 
 Raised = tuple[Exception, TracebackType | None]
 """An exception, with the part of its traceback that starts in the handler."""
@@ -82,9 +89,7 @@ class CrashRun:
         __tracebackhide__ = True
         self.context, self.task = ctx, asyncio.current_task()
         if self._crash is not None:
-            transaction = transaction_of(ctx)
-            for name in STATEMENTS:
-                setattr(transaction, name, self._counted(getattr(transaction, name)))
+            observe_statements(transaction_of(ctx), partial(self._count, self._crash))
             if self._crash.see_start():
                 await self._die()
         try:
@@ -99,14 +104,13 @@ class CrashRun:
         if self._crash is not None and self._crash.see_call():
             await self._die()
 
-    def _counted(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def counted(*args: Any, **options: Any) -> Any:
-            result = await method(*args, **options)
-            if self._crash is not None and self._crash.see_statement():
-                await self._die()
-            return result
-
-        return counted
+    async def _count(
+        self, crash: CrashPoint, send: Callable[..., Awaitable[Any]], *args: Any, **options: Any
+    ) -> Any:
+        result = await send(*args, **options)
+        if crash.see_statement():
+            await self._die()
+        return result
 
     async def _die(self) -> None:
         """Suspend forever, like a killed process: not even a `finally` block runs."""
@@ -116,14 +120,14 @@ class CrashRun:
 
 LEASE: Final = timedelta(days=2)
 """Longer than any handler may run, pauses in a debugger included, because it is never renewed."""
-CONNECTIONS: Final = 4
+COMMAND_TIMEOUT_S: Final = 60.0
 PATIENCE: Final = timedelta(seconds=30)
 END_S: Final = 1.0
 API_KEY: Final = Secret(b"sk_test_of_a_test")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class RunResult:
     """The result of a run: its rows in the ledger, and the exception it raised."""
 
     row: asyncpg.Record
@@ -133,71 +137,62 @@ class Ran:
     """The error for connections that the handler opened itself, even if it caught the refusal."""
 
 
-class TestStage:
+class DeliveryRunner:
     """One database, and everything that is needed to run handlers on it."""
 
     def __init__(
         self,
         project: Project,
-        url: str,
+        clients: LedgerClients,
         outgoing: Outgoing,
         resources: Mapping[str, Any],
         connections: Connections,
     ) -> None:
         self._project = project
-        self._url = url
+        self._clients = clients
+        self._ledger = clients.ledger
         self._outgoing = outgoing
-        self._resources = resources
         self._connections = connections
+        self._bench = clients.worker_context(
+            project,
+            outgoing.client(),
+            patience=PATIENCE,
+            api_keys={r.name: API_KEY for r in project.config.routes if r.api_key},
+            resources=resources,
+        )
         self._dying: set[asyncio.Task[Any]] = set()
-        self._claimer: Claimer
-        self._ledger: Pool
-        self._bench: WorkerContext
         self.crash: CrashPoint | None = None
         """The point at which the next run crashes."""
 
-    async def open(self) -> None:
-        connection = await connect(self._url, name="gateway test")
-        search_path = await users_search_path(connection)
-        await connection.close()
-        self._ledger = await open_pool(
-            self._url, name="gateway test ledger", size=CONNECTIONS, command_timeout_s=60
-        )
-        self._claimer = Claimer(self._url, on_accepted=lambda _: None)
-        await self._claimer.start()
-        turns = [s for s in self._project.registry.subscriptions if s.turns is not None]
-        await keep_policies(self._ledger, [(s.key, s.on_dead) for s in turns])
-        self._bench = WorkerContext(
-            work=Sessions(self._url, name="gateway test handlers", search_path=search_path),
-            ledger=self._ledger,
-            http=self._outgoing.client(),
-            patience=PATIENCE,
-            config=self._project.config,
-            registry=self._project.registry,
-            encryption=OPEN,
-            api_keys={r.name: API_KEY for r in self._project.config.routes if r.api_key},
-            resources=self._resources,
-            on_retry=lambda _: None,
-            on_published=lambda _: None,
-        )
+    @classmethod
+    async def open(
+        cls,
+        project: Project,
+        url: str,
+        outgoing: Outgoing,
+        resources: Mapping[str, Any],
+        connections: Connections,
+    ) -> Self:
+        """Connect to the database, and set the policies of its ordering keys."""
+        clients = await LedgerClients.open(url, "gateway test", command_timeout_s=COMMAND_TIMEOUT_S)
+        turns = [s for s in project.registry.subscriptions if s.turns is not None]
+        await keep_policies(clients.ledger, [(s.key, s.on_dead) for s in turns])
+        return cls(project, clients, outgoing, resources, connections)
 
     async def close(self) -> None:
         for task in self._dying:
             task.cancel()
         if self._dying:
             await asyncio.wait(self._dying, timeout=END_S)
-        await self._claimer.stop()
-        await self._bench.work.close()
         await self._bench.http.aclose()
-        self._ledger.terminate()
+        await self._clients.close()
 
     async def claim(self, route: Route, event: Event) -> None:
         """Claim the event as if it was received now.
 
         An event that was claimed before is a duplicate.
         """
-        envelope = _envelope(event)
-        if not route.wants(envelope):
+        if not route.wants(envelope_of(event)):
             raise ValueError(
                 f"the route {route.name} ignores this event, by its `types` or `livemode`"
             )
@@ -205,17 +200,10 @@ class TestStage:
         order_keys = self._project.registry.order_keys(
             route.name, handlers, event.headers, event.body
         )
-        claimed = await self._claimer.claim(
-            Claim(
-                route=route.name,
-                provider=route.provider.name,
-                envelope=envelope,
+        claimed = await self._clients.claimer.claim(
+            claim_of(event, handlers)._replace(
                 received_at=datetime.now(UTC),
-                digest=hashlib.sha256(event.body).digest(),
-                headers=event.headers,
-                body=event.body,
                 replay=route.provider.replay_policy(event.type, route.replay),
-                handlers=handlers,
                 order_keys=order_keys,
                 refuses=partial(route.refuses_repeat, event.type),
             )
@@ -287,7 +275,7 @@ class TestStage:
         leases = await lease_due(self._ledger, 1, keys, LEASE)
         return leases[0] if leases else None
 
-    async def run(self, subscription: Subscription, lease: Lease) -> Ran:
+    async def run(self, subscription: Subscription, lease: Lease) -> RunResult:
         """Run the handler and settle its delivery, or crash the run if a crash point is set."""
         before = {(event.route, event.id) for event in await self._jobs()}
         run = CrashRun(subscription.function, self.crash)
@@ -308,7 +296,7 @@ class TestStage:
         jobs = [event for event in await self._jobs() if (event.route, event.id) not in before]
         row = await self.find(subscription, lease.event)
         refused = self._connections.take_refused()
-        return Ran(row=row, published=tuple(jobs), raised=run.raised, refused=refused)
+        return RunResult(row=row, published=tuple(jobs), raised=run.raised, refused=refused)
 
     def _kill(self, run: CrashRun, running: asyncio.Task[None]) -> None:
         """Cut the connection, settle nothing, and never resume the handler."""
@@ -325,13 +313,3 @@ class TestStage:
             "select * from gateway.events where provider = 'publish' order by received_at, event_id"
         )
         return [event_of(row) for row in rows]
-
-
-def _envelope(event: Event) -> Envelope:
-    return Envelope(
-        id=event.id,
-        type=event.type,
-        account=event.account,
-        livemode=event.livemode,
-        occurred_at=event.occurred_at,
-    )

@@ -1,24 +1,40 @@
-"""Temporary databases with the user's schema, for tests and rehearsals."""
+"""Temporary databases with the user's schema, and connections to run handlers on them."""
 
 import asyncio
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
+import httpx
 
 from gateway.base.errors import CommandFailed, EngineFailed
+from gateway.base.secrets import Secret
+from gateway.config.project import Project
 from gateway.dev.embedded import Postgres
-from gateway.ledger.connection import Connection, connect, describe
+from gateway.ledger.claims import Claimer
+from gateway.ledger.connection import (
+    Connection,
+    Pool,
+    connect,
+    describe,
+    open_pool,
+    users_search_path,
+)
+from gateway.ledger.encryption import OPEN
 from gateway.ledger.migrate import SchemaFile, migrate
+from gateway.ledger.sessions import Sessions
+from gateway.worker.parts import WorkerContext
 
 PREFIX: Final = "gateway_test_"
 VARIABLE: Final = "GATEWAY_TEST_DATABASE_URL"
@@ -41,6 +57,7 @@ where datdba = (select oid from pg_roles where rolname = current_user)
 """
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 (mkdtemp)
 ROOM_BYTES: Final = 1024**3
+LEDGER_CONNECTIONS: Final = 4
 COPIES_FILES: Final = 15
 """The first Postgres version with `create database ...
 
@@ -121,9 +138,6 @@ class Throwaway:
             raise RuntimeError("the throwaway Postgres has not been started")
         return self._engine.url
 
-    async def _connect(self, url: str, name: str) -> Connection:
-        return await connect(url, name=name, command_timeout_s=None, variable=VARIABLE)
-
     def _start_engine(self) -> None:
         for place in {MEMORY, Path(tempfile.gettempdir())}:
             remove_abandoned(place)
@@ -137,50 +151,102 @@ class Throwaway:
 
     async def _make_template(self) -> str:
         url = await self._create("")
-        connection = await self._connect(url, "gateway test schema")
-        try:
+        async with _connected(url) as connection:
             if self._engine is not None and connection.get_server_version().major >= COPIES_FILES:
                 self._strategy = "strategy file_copy"
             await migrate(connection, self._schema)
-        finally:
-            await connection.close()
         return urlsplit(url).path.removeprefix("/")
 
     async def _create(self, options: str) -> str:
         name = f"{PREFIX}{int(time.time())}_{uuid4().hex[:16]}"
-        admin = await self._connect(self._admin_url, "gateway test")
-        try:
-            await admin.execute(f'create database "{name}" {options}')
-        except asyncpg.PostgresError as error:
-            raise CommandFailed(
-                f"the test server refused to create a database: {describe(error)} "
-                f"({VARIABLE} needs a role that may: createdb)"
-            ) from error
-        finally:
-            await admin.close()
+        async with _connected(self._admin_url) as admin:
+            try:
+                await admin.execute(f'create database "{name}" {options}')
+            except asyncpg.PostgresError as error:
+                raise CommandFailed(
+                    f"the test server refused to create a database: {describe(error)} "
+                    f"({VARIABLE} needs a role that may: createdb)"
+                ) from error
         self._made.add(name)
         return urlunsplit(urlsplit(self._admin_url)._replace(path=f"/{name}"))
 
     async def _drop_abandoned(self) -> None:
         """Drop the databases of processes that were killed before they could drop them."""
-        admin = await self._connect(self._admin_url, "gateway test")
-        try:
+        async with _connected(self._admin_url) as admin:
             for row in await admin.fetch(_ABANDONED, f"^{PREFIX}(\\d+)_", FORGOTTEN_S):
-                with suppress(
-                    asyncpg.PostgresError
-                ):  # another process has dropped it or is using it
+                with suppress(asyncpg.PostgresError):  # dropped or in use by another process
                     await admin.execute(f'drop database if exists "{row["datname"]}"')
-        finally:
-            await admin.close()
 
     async def _drop_names(self, names: Sequence[str]) -> None:
-        admin = await self._connect(self._admin_url, "gateway test")
-        try:
+        async with _connected(self._admin_url) as admin:
             for name in names:
                 await admin.execute(f'drop database if exists "{name}" with (force)')
                 self._made.discard(name)
-        finally:
-            await admin.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerClients:
+    """The connections with which handlers run on a temporary database."""
+
+    claimer: Claimer
+    ledger: Pool
+    work: Sessions
+
+    @classmethod
+    async def open(cls, url: str, name: str, *, command_timeout_s: float) -> Self:
+        async with _connected(url) as connection:
+            search_path = await users_search_path(connection)
+        claimer = Claimer(url, on_accepted=lambda _: None)  # no wake-up: the caller runs them
+        await claimer.start()
+        return cls(
+            claimer=claimer,
+            ledger=await open_pool(
+                url,
+                name=f"{name} ledger",
+                size=LEDGER_CONNECTIONS,
+                command_timeout_s=command_timeout_s,
+            ),
+            work=Sessions(url, name=f"{name} handlers", search_path=search_path),
+        )
+
+    def worker_context(
+        self,
+        project: Project,
+        http: httpx.AsyncClient,
+        *,
+        patience: timedelta,
+        api_keys: Mapping[str, Secret],
+        resources: Mapping[str, Any],
+    ) -> WorkerContext:
+        """Return what a worker gives to its runs, without its wake-ups."""
+        return WorkerContext(
+            work=self.work,
+            ledger=self.ledger,
+            http=http,
+            patience=patience,
+            config=project.config,
+            registry=project.registry,
+            encryption=OPEN,
+            api_keys=api_keys,
+            resources=resources,
+            on_retry=lambda _: None,
+            on_published=lambda _: None,
+        )
+
+    async def close(self) -> None:
+        await self.claimer.stop()
+        await self.work.close()
+        self.ledger.terminate()
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Connection]:
+    name = "gateway test"
+    connection = await connect(url, name=name, command_timeout_s=None, variable=VARIABLE)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 def fastest_place() -> Path | None:

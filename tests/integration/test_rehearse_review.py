@@ -22,10 +22,10 @@ from gateway.config.project import load_project
 from gateway.config.settings import Settings
 from gateway.dev.embedded import Postgres
 from gateway.testing.rehearse import Report, Request, Verdict, rehearse
-from gateway.testing.rehearse.database import MadeUp, Table
-from gateway.testing.rehearse.events import wanted_rows
+from gateway.testing.rehearse.database import InventedRow, Table
+from gateway.testing.rehearse.events import invent_rows
 from gateway.testing.rehearse.findings import CLOCK_ADVICE, Fault
-from gateway.testing.rehearse.guard import guarding_imports
+from gateway.testing.rehearse.isolation import guarding_imports
 from gateway.testing.rehearse.trace import Step
 from gateway.testing.throwaway import FORGOTTEN_S, PREFIX, Throwaway
 from tests.support.databases import on_database, run_sql
@@ -281,12 +281,12 @@ async def never(event, ctx):
 def test_a_rehearsal_that_breaks_leaves_the_others_alone(
     reviewed: Rehearse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def break_down(steps: Sequence[Step], tables: Sequence[Table]) -> Iterator[MadeUp]:
+    def break_down(steps: Sequence[Step], tables: Sequence[Table]) -> Iterator[InventedRow]:
         if "accounts" in steps[0].text:
             raise IndexError("no such argument")
-        yield from wanted_rows(steps, tables)
+        yield from invent_rows(steps, tables)
 
-    monkeypatch.setattr("gateway.testing.rehearse.single_runs.wanted_rows", break_down)
+    monkeypatch.setattr("gateway.testing.rehearse.single_runs.invent_rows", break_down)
     reports = reviewed("""
 @handler(PAID)
 async def broken(event, ctx):
@@ -320,7 +320,7 @@ async def by_the_event(event, ctx):
 
 
 def test_deeds_are_not_taken_for_questions_by_their_first_word(reviewed: Rehearse) -> None:
-    deeds = (
+    actions = (
         "make_payment",
         "release_funds",
         "open_ticket",
@@ -336,11 +336,11 @@ def test_deeds_are_not_taken_for_questions_by_their_first_word(reviewed: Rehears
 async def h_{name}(event, ctx):
     await ctx.resources.bank.{name}(event.id)
 """
-            for name in (*deeds, *harmless)
+            for name in (*actions, *harmless)
         )
     )
     unsafe = {name for name, report in reports.items() if report.verdict is Verdict.UNSAFE}
-    assert unsafe == {f"h_{name}" for name in deeds}
+    assert unsafe == {f"h_{name}" for name in actions}
 
 
 def test_a_time_that_the_handler_sets_counts_though_the_column_has_a_default(

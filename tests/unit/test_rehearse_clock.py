@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gateway.testing.rehearse.patches import LATER, later_clock
+from gateway.testing.rehearse.isolation import LATER, later_clock
 
 THEIRS = """
 import datetime as dt

@@ -16,7 +16,7 @@ from rich.text import Text
 from gateway.cli import rehearsed
 from gateway.testing.drivers import find_unguarded
 from gateway.testing.rehearse import Report, Request, Verdict
-from gateway.testing.rehearse.guard import RehearsalGuard, rehearsing
+from gateway.testing.rehearse.isolation import RehearsalGuard, rehearsing
 from gateway.testing.rehearse.server_process import describe_address
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def test_what_could_not_be_guarded_is_named_and_does_not_pass(
     request = cast(
         "Request", SimpleNamespace(project=SimpleNamespace(registry=registry), handlers=())
     )
-    assert not rehearsed.rehearse_and_tell(request, None, as_json=False)
+    assert not rehearsed.rehearse_and_print(request, None, as_json=False)
     assert "NOT GUARDED: grpc. Such a library may open connections in C" in capsys.readouterr().out
 
 

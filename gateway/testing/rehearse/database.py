@@ -11,10 +11,8 @@ from typing import Any, Final
 import asyncpg
 import orjson
 
-from gateway.ledger.claims import Claimer
-from gateway.ledger.connection import Connection, Pool, connect, open_pool, users_search_path
-from gateway.ledger.sessions import Sessions
-from gateway.testing.throwaway import Databases
+from gateway.ledger.connection import Connection, connect
+from gateway.testing.throwaway import Databases, LedgerClients
 from gateway.worker.upsert import quote
 
 JOBS: Final = "jobs of ctx.publish"
@@ -267,7 +265,6 @@ def _moment(value: Any) -> datetime | None:
 
 
 LONGEST_S: Final = 10.0
-LEDGER_CONNECTIONS: Final = 4
 
 _SKEW: Final = """
 select setval(s.oid, coalesce(pg_sequence_last_value(s.oid), 0) + 1000)
@@ -284,7 +281,7 @@ _LEDGER: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeUp:
+class InventedRow:
     """A row to insert into a table."""
 
     table: str
@@ -299,11 +296,9 @@ class RehearsalDatabase:
     url: str
     control: Connection
     """For setup and for queries by the rehearsal; it runs one query at a time."""
-    ledger: Pool
-    work: Sessions
-    claimer: Claimer
+    clients: LedgerClients
     tables: tuple[Table, ...]
-    pristine: State
+    initial: State
     """The state that the schema creates."""
     started_at: datetime
 
@@ -311,7 +306,7 @@ class RehearsalDatabase:
         """Return the current contents of the user's tables."""
         return await read_state(self.control, self.tables, self.started_at)
 
-    async def fill(self, rows: Sequence[MadeUp]) -> None:
+    async def fill(self, rows: Sequence[InventedRow]) -> None:
         """Insert rows."""
         for row in rows:
             await self.control.execute(row.sql, *row.arguments)
@@ -321,7 +316,7 @@ class RehearsalDatabase:
         with suppress(asyncpg.PostgresError):  # a sequence that has reached its end
             await self.control.execute(_SKEW)
 
-    async def is_swept(self) -> bool:
+    async def reset(self) -> bool:
         """Restore the initial state, and return whether that was possible.
 
         It is a hundred times faster than creating another database.
@@ -335,19 +330,17 @@ class RehearsalDatabase:
             with suppress(asyncpg.PostgresError):  # without replica mode, table order matters
                 truncate = "".join(f"truncate {self.tables[n].source} cascade;" for n in changed)
                 await self.control.execute(clear + truncate + self._put_back(changed))
-            return not compare(self.tables, self.pristine, await self.state(), {})
+            return not compare(self.tables, self.initial, await self.state(), {})
         return True
 
-    async def strike(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
-        await self.claimer.stop()
-        await self.work.close()
-        self.ledger.terminate()
+        await self.clients.close()
         await self.control.close()
 
     def _is_changed(self, table: Table, now: State) -> bool:
         label = table.label
-        return bool(compare([table], {label: self.pristine[label]}, {label: now[label]}, {}))
+        return bool(compare([table], {label: self.initial[label]}, {label: now[label]}, {}))
 
     def _put_back(self, changed: Sequence[int], before: str = "") -> str:
         if not changed:
@@ -356,7 +349,7 @@ class RehearsalDatabase:
         for n in changed:
             table = self.tables[n]
             sql += f"delete from {table.source};"  # noqa: S608 (quoted)
-            if self.pristine[table.label]:
+            if self.initial[table.label]:
                 columns = ", ".join(quote(c.name) for c in table.columns if not c.is_computed)
                 sql += (
                     f"insert into {table.source} ({columns}) overriding system value"  # noqa: S608
@@ -365,40 +358,26 @@ class RehearsalDatabase:
         return sql
 
 
-async def build_scene(databases: Databases, started_at: datetime) -> RehearsalDatabase:
+async def create_database(databases: Databases, started_at: datetime) -> RehearsalDatabase:
     """Create a database from the template, and connect to it."""
     url = await databases.clone()
     control = await connect(url, name="gateway rehearse", command_timeout_s=LONGEST_S)
     tables = await read_catalogue(control)
-    pristine = await read_state(control, tables, started_at)
-    await _keep_filled(control, tables, pristine)
-    claimer = Claimer(url, on_accepted=_nobody)
-    await claimer.start()
+    initial = await read_state(control, tables, started_at)
+    await _keep_filled(control, tables, initial)
+    clients = await LedgerClients.open(url, "gateway rehearse", command_timeout_s=LONGEST_S)
     return RehearsalDatabase(
         url=url,
         control=control,
-        ledger=await open_pool(
-            url,
-            name="gateway rehearse ledger",
-            size=LEDGER_CONNECTIONS,
-            command_timeout_s=LONGEST_S,
-        ),
-        work=Sessions(
-            url, name="gateway rehearse handlers", search_path=await users_search_path(control)
-        ),
-        claimer=claimer,
+        clients=clients,
         tables=tables,
-        pristine=pristine,
+        initial=initial,
         started_at=started_at,
     )
 
 
-async def _keep_filled(control: Connection, tables: Sequence[Table], pristine: State) -> None:
+async def _keep_filled(control: Connection, tables: Sequence[Table], initial: State) -> None:
     """Copy the tables that the schema fills."""
     for n, table in enumerate(tables):
-        if pristine[table.label]:
+        if initial[table.label]:
             await control.execute(f"create table gateway.kept_{n} as table {table.source}")
-
-
-def _nobody(_: Any) -> None:
-    """Ignore the accepted deliveries: a rehearsal sends no wake-up."""

@@ -1,6 +1,5 @@
 """The events on which a handler is rehearsed, and the rows that are invented for them."""
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +12,14 @@ import orjson
 from gateway.base.model import Envelope, Event
 from gateway.config.registry import Subscription
 from gateway.config.routes import Route
-from gateway.ledger.claims import Claim
 from gateway.providers.samples import (
     Recorded,
-    Sample,
     make_sample,
-    receive_alone,
     sample_types,
     shared_object,
 )
-from gateway.testing.rehearse.database import Column, MadeUp, Table
+from gateway.testing.events import build_event, envelope_of, receive_event
+from gateway.testing.rehearse.database import Column, InventedRow, Table
 from gateway.testing.rehearse.trace import Step, StepKind
 from gateway.worker.upsert import quote
 
@@ -61,7 +58,7 @@ _FILLERS_BY_TYPE: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ColumnValue:
     """The value of a column: SQL, or an argument."""
 
     sql: str | None = None
@@ -77,7 +74,7 @@ def needs_rows(step: Step) -> bool:
     return is_statement and _NEEDS.search(_plain(step)) is not None
 
 
-def wanted_rows(steps: Iterable[Step], tables: Sequence[Table]) -> Iterator[MadeUp]:
+def invent_rows(steps: Iterable[Step], tables: Sequence[Table]) -> Iterator[InventedRow]:
     """Yield rows for each statement that found none: one in each table in which it looked."""
     seen: set[str] = set()
     for step in steps:
@@ -88,12 +85,12 @@ def wanted_rows(steps: Iterable[Step], tables: Sequence[Table]) -> Iterator[Made
             table = _find(tables, name)
             if table is not None and table.label not in seen:
                 seen.add(table.label)
-                yield _make_up(table, dict(_known(table, alias, plain, step.arguments)))
+                yield _invent(table, dict(_known(table, alias, plain, step.arguments)))
 
 
 def _known(
     table: Table, alias: str, plain: str, arguments: Sequence[Any]
-) -> Iterator[tuple[str, Given]]:
+) -> Iterator[tuple[str, ColumnValue]]:
     """Yield the values that the statement requires in the columns of a row that it looks for."""
     columns = {column.name: column for column in table.columns}
     own = {"", table.name, alias}
@@ -103,19 +100,19 @@ def _known(
         for side, partner in (((left, one), (right, other)), ((right, other), (left, one))):
             if side[0] in own and side[1] in columns:
                 column = columns[side[1]]
-                yield column.name, given.get(partner) or Given(sql=_filler(column))
+                yield column.name, given.get(partner) or ColumnValue(sql=_filler(column))
     for (qualifier, name), value in given.items():
         if qualifier in own and name in columns:
             yield name, value
 
 
-def _given(looked: str, arguments: Sequence[Any]) -> Iterator[tuple[tuple[str, str], Given]]:
+def _given(looked: str, arguments: Sequence[Any]) -> Iterator[tuple[tuple[str, str], ColumnValue]]:
     """Yield the values with which columns are compared, by qualifier and name of the column."""
     for qualifier, name, number, literal in _EQUAL.findall(looked):
         if literal:
-            yield (qualifier, name), Given(sql=literal)
+            yield (qualifier, name), ColumnValue(sql=literal)
         elif int(number) <= len(arguments):
-            yield (qualifier, name), Given(argument=_first(arguments[int(number) - 1]))
+            yield (qualifier, name), ColumnValue(argument=_first(arguments[int(number) - 1]))
 
 
 def _first(argument: Any) -> Any:
@@ -132,8 +129,8 @@ def _is_in_vain(step: Step) -> bool:
     if step.kind is not StepKind.STATEMENT or step.error is not None:
         return False
     plain = _plain(step)
-    is_untold = step.rows is None or plain.lower().startswith("with")
-    is_hidden = is_untold and _CHANGES.search(plain) is not None
+    is_unreported = step.rows is None or plain.lower().startswith("with")
+    is_hidden = is_unreported and _CHANGES.search(plain) is not None
     return (step.rows == 0 or is_hidden) and _LOOKS.search(plain) is not None
 
 
@@ -146,7 +143,7 @@ def _find(tables: Sequence[Table], name: str) -> Table | None:
     return next((t for t in tables if plain in (t.label, t.name, f"{t.schema}.{t.name}")), None)
 
 
-def _make_up(table: Table, known: Mapping[str, Given]) -> MadeUp:
+def _invent(table: Table, known: Mapping[str, ColumnValue]) -> InventedRow:
     names, places, arguments = [], [], []
     for column in table.columns:
         if column.name in known:
@@ -165,7 +162,7 @@ def _make_up(table: Table, known: Mapping[str, Given]) -> MadeUp:
             f"insert into {table.source} ({', '.join(names)}) overriding system value"  # noqa: S608
             f" values ({', '.join(places)})"
         )
-    return MadeUp(table=table.label, sql=sql, arguments=tuple(arguments))
+    return InventedRow(table=table.label, sql=sql, arguments=tuple(arguments))
 
 
 def _filler(column: Column) -> str:
@@ -184,63 +181,37 @@ MOST_EVENTS: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedEvent:
-    """One event, and its request."""
+    """One event on which a handler is rehearsed."""
 
     route: Route
-    envelope: Envelope
-    headers: Mapping[str, str]
-    body: bytes
+    received: Event
+    """The event as the handler receives it."""
     name: str
     """The event's type, and its origin if it is no sample of that type."""
-    rows: tuple[MadeUp, ...] = ()
+    rows: tuple[InventedRow, ...] = ()
     """The rows to insert into the user's tables before the run."""
 
     @property
     def payload(self) -> Any:
-        return orjson.loads(self.body)
+        return self.received.payload
 
     @property
     def label(self) -> str:
         tables = ", ".join(row.table for row in self.rows)
         return f"{self.name}, with a row made up in {tables}" if tables else self.name
 
-    def with_row(self, row: MadeUp) -> "RehearsedEvent | None":
+    def changed(self, **fields: Any) -> "RehearsedEvent":
+        """Return the event with some fields changed."""
+        return replace(self, received=replace(self.received, **fields))
+
+    def with_row(self, row: InventedRow) -> "RehearsedEvent | None":
         """Return the event with one more row, or None if its table already has an invented row."""
         if any(row.table == other.table for other in self.rows):
             return None
         return replace(self, rows=(*self.rows, row))
 
-    def claim(self, handler: str, received_at: datetime) -> Claim:
-        """Return the claim that the endpoint would make, for one handler."""
-        return Claim(
-            route=self.route.name,
-            provider=self.route.provider.name,
-            envelope=self.envelope,
-            received_at=received_at,
-            digest=hashlib.sha256(self.body).digest(),
-            headers=self.headers,
-            body=self.body,
-            replay=None,
-            handlers=(handler,),
-        )
 
-    def event(self, received_at: datetime) -> Event:
-        """Return the event that the handler receives."""
-        return Event(
-            id=self.envelope.id,
-            type=self.envelope.type,
-            route=self.route.name,
-            provider=self.route.provider.name,
-            account=self.envelope.account,
-            livemode=self.envelope.livemode,
-            occurred_at=self.envelope.occurred_at,
-            received_at=received_at,
-            headers=self.headers,
-            body=self.body,
-        )
-
-
-def find_occasions(
+def find_events(
     subscription: Subscription, route: Route, recorded: Mapping[str, Recorded], now: datetime
 ) -> list[RehearsedEvent]:
     """Return the recorded events that the handler takes, or else samples of its types.
@@ -249,7 +220,11 @@ def find_occasions(
     if there is one. It may not be in the state in which that type is sent.
     """
     own = [
-        make_occasion(route, item.sample, item.headers, now, f"{item.type} ({file})")
+        RehearsedEvent(
+            route=route,
+            received=receive_event(route, item.sample, now=now, headers=item.headers),
+            name=f"{item.type} ({file})",
+        )
         for file, item in recorded.items()
         if item.provider == route.provider.name and takes(subscription, item.type)
     ]
@@ -263,8 +238,12 @@ def find_occasions(
     samples = (
         make_sample(provider, type, now=now - AGE, livemode=bool(route.livemode)) for type in names
     )
-    occasions = [make_occasion(route, sample, {}, now, names[sample.type]) for sample in samples]
-    return [occasion for occasion in occasions if route.wants(occasion.envelope)]
+    events = (receive_event(route, sample, now=now) for sample in samples)
+    return [
+        RehearsedEvent(route=route, received=event, name=names[event.type])
+        for event in events
+        if route.wants(envelope_of(event))
+    ]
 
 
 def takes(subscription: Subscription, type: str) -> bool:
@@ -272,37 +251,18 @@ def takes(subscription: Subscription, type: str) -> bool:
     return any(fnmatchcase(type, glob) for glob in subscription.types)
 
 
-def make_occasion(
-    route: Route, sample: Sample, headers: Mapping[str, str], now: datetime, name: str
-) -> RehearsedEvent:
-    """Return the event as the route would receive it."""
-    sent = receive_alone(route.provider, sample, now=now, headers=headers)
-    hidden = route.provider.credentials
-    return RehearsedEvent(
-        route=route,
-        envelope=route.provider.read(sent),
-        headers={name: value for name, value in sent.headers.items() if name not in hidden},
-        body=sent.body,
-        name=name,
-    )
-
-
 def make_job(
     route: Route, id: str, type: str, payload: Any, occurred_at: datetime
 ) -> RehearsedEvent:
     """Return a job that another handler published, as the handlers of its queue receive it."""
-    return RehearsedEvent(
-        route=route,
-        envelope=Envelope(id=id, type=type, occurred_at=occurred_at),
-        headers={},
-        body=orjson.dumps(payload),
-        name=type,
-    )
+    envelope = Envelope(id=id, type=type, occurred_at=occurred_at)
+    received = build_event(route, envelope, {}, orjson.dumps(payload), occurred_at)
+    return RehearsedEvent(route=route, received=received, name=type)
 
 
-def without_sample(subscription: Subscription, occasions: Sequence[RehearsedEvent]) -> list[str]:
+def without_sample(subscription: Subscription, events: Sequence[RehearsedEvent]) -> list[str]:
     """Return the types that the handler names and on which it is not tried."""
-    tried = {occasion.envelope.type for occasion in occasions}
+    tried = {event.received.type for event in events}
     return [t for t in subscription.types if t not in tried and not set("*?[") & set(t)]
 
 

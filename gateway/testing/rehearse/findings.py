@@ -2,8 +2,7 @@
 
 import re
 import traceback
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any, Final
 
 from gateway.testing.guard import Escape, is_users
 from gateway.testing.rehearse.database import JOBS, Difference
-from gateway.testing.rehearse.sandbox import End, EndedRun
+from gateway.testing.rehearse.sandbox import End
+from gateway.testing.rehearse.schedules import Way
 from gateway.testing.rehearse.trace import (
     ExternalCall,
-    Forgotten,
     Step,
     StepKind,
-    source_line,
     without_secrets,
 )
 
@@ -177,185 +175,30 @@ class RehearsalFinding:
         return ("table" if self.difference else self.fault, self.subject)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """The schedule and event under which something was found."""
-
-    schedule: str
-    event: str
-    root: Path
-
-
-def of_table(
-    situation: Situation,
-    fault: Fault,
-    found: Difference,
-    steps: Sequence[Step],
-    *,
-    first_wins: bool = False,
-    is_one_fact: bool = False,
-) -> RehearsalFinding:
-    """Create a finding for rows that differ."""
-    step = _last_writer(steps, found.table)
-    place = step.place if step else None
-    advice = ADVICE[fault]
-    if is_one_fact:
-        advice = ONE_FACT_ADVICE
-    elif found.table == JOBS:
-        advice = JOBS_ADVICE.get(fault, advice)
-    elif first_wins:
-        advice = FIRST_WINS_ADVICE
-    elif fault is Fault.ORDER and fault_of(found) is not Fault.CHANGED:
-        advice = TOMBSTONE_ADVICE
-    return RehearsalFinding(
-        fault=fault,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject=found.table,
-        place=place,
-        source=source_line(situation.root, place),
-        advice=advice,
-        statement=_shown(step) if step else None,
-        difference=found,
-    )
+def advise_on_rows(fault: Fault, found: Difference, *, first_wins: bool) -> str:
+    """Return the advice for rows that differ."""
+    if found.table == JOBS:
+        return JOBS_ADVICE.get(fault, ADVICE[fault])
+    if first_wins:
+        return FIRST_WINS_ADVICE
+    if fault is Fault.ORDER and fault_of(found) is not Fault.CHANGED:
+        return TOMBSTONE_ADVICE
+    return ADVICE[fault]
 
 
-def of_error(
-    situation: Situation, fault: Fault, performance: EndedRun, *, is_skipped: bool = False
-) -> RehearsalFinding:
-    """Create a finding for a run that raised unexpectedly.
-
-    With `is_skipped`, a `ctx.once` in it returned None.
-    """
-    place = place_of_error(performance.raised, situation.root)
-    advice = ERROR_ADVICE.get(fault, ADVICE[Fault.RAISES])
-    if performance.end in {End.REJECTED, End.DEFERRED}:
-        advice = "a second run must end as the first did: return where there is nothing left to do"
-    elif is_skipped:
-        advice = SKIPPED_ADVICE
-    return RehearsalFinding(
-        fault=fault,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject=performance.error or performance.end,
-        place=place,
-        source=source_line(situation.root, place),
-        advice=advice,
-        error=performance.error,
-    )
+def advise_on_error(fault: Fault, end: End, *, is_skipped: bool) -> str:
+    """Return the advice for a run that raised. With `is_skipped`, a `ctx.once` returned None."""
+    if end in {End.REJECTED, End.DEFERRED}:
+        return "a second run must end as the first did: return where there is nothing left to do"
+    return SKIPPED_ADVICE if is_skipped else ERROR_ADVICE.get(fault, ADVICE[Fault.RAISES])
 
 
-def of_lost(
-    situation: Situation,
-    call: ExternalCall,
-    *,
-    missing: str | None,
-    found: Difference | None,
-    is_unchecked: bool,
-) -> RehearsalFinding:
-    """Create a finding for a delivery that is done although a call failed.
-
-    `missing` is the call that was never received.
-    """
-    subject = f"{missing} is lost: the delivery is done, and `gateway effects` is empty"
-    return RehearsalFinding(
-        fault=Fault.LOST,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject=found.table if found else subject,
-        place=call.place,
-        source=source_line(situation.root, call.place),
-        advice=UNCHECKED_ADVICE if is_unchecked else ADVICE[Fault.LOST],
-        difference=found,
-    )
-
-
-def of_calls(
-    situation: Situation,
-    calls: Sequence[ExternalCall],
-    expected: int,
-    *,
-    advice: str | None = None,
-    reference: str = "by a single run",
-) -> RehearsalFinding:
-    """Create a finding for a call that was sent more often than by a single run."""
-    last = calls[-1]
-    if advice is None:
-        advice = ADVICE[Fault.CALLED] if last.key is None else OTHER_KEY_ADVICE
-    return RehearsalFinding(
-        fault=Fault.CALLED,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject=last.text,
-        place=last.place,
-        source=source_line(situation.root, last.place),
-        advice=advice,
-        calls=tuple(calls),
-        expected_calls=expected,
-        reference=reference,
-    )
-
-
-def of_escape(situation: Situation, escape: Escape) -> RehearsalFinding:
-    """Create a finding for a connection or program that the rehearsal refused."""
-    told = f"reaches {escape.target} by itself, not through ctx.http"
+def escape_in_words(escape: Escape) -> str:
+    """Describe a connection or program that the rehearsal refused."""
     if escape.is_program:
-        told = f"starts the program {escape.target}"
-    elif escape.place is None:
-        told += ": a library does, in C or in a thread of its own"
-    return RehearsalFinding(
-        fault=Fault.ESCAPE,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject=told,
-        place=escape.place,
-        source=source_line(situation.root, escape.place),
-        advice=ADVICE[Fault.ESCAPE],
-    )
-
-
-def of_shared_key(
-    situation: Situation, first: ExternalCall, second: ExternalCall
-) -> RehearsalFinding:
-    """Create a finding for two different calls with the same idempotency key."""
-    return RehearsalFinding(
-        fault=Fault.SHARED_KEY,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject=f"two different calls of {second.text} have the same idempotency key",
-        place=second.place,
-        source=source_line(situation.root, second.place),
-        advice=ADVICE[Fault.SHARED_KEY],
-    )
-
-
-def of_memory(situation: Situation, step: Step) -> RehearsalFinding:
-    """Create a finding for a step that is omitted because an earlier run did it.
-
-    The run that omits it has a new database.
-    """
-    return RehearsalFinding(
-        fault=Fault.MEMORY,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject="leaves out what it did before, though its tables are as at first",
-        place=step.place,
-        source=source_line(situation.root, step.place),
-        advice=ADVICE[Fault.MEMORY],
-    )
-
-
-def of_forgotten(situation: Situation, forgotten: Forgotten) -> RehearsalFinding:
-    """Create a finding for a coroutine that was never awaited."""
-    return RehearsalFinding(
-        fault=Fault.FORGOTTEN,
-        schedule=situation.schedule,
-        event=situation.event,
-        subject=f"{forgotten.name}(...) is never awaited",
-        place=forgotten.place,
-        source=source_line(situation.root, forgotten.place),
-        advice=ADVICE[Fault.FORGOTTEN],
-    )
+        return f"starts the program {escape.target}"
+    by_library = "" if escape.place else ": a library does, in C or in a thread of its own"
+    return f"reaches {escape.target} by itself, not through ctx.http{by_library}"
 
 
 def writes(step: Step) -> bool:
@@ -381,7 +224,7 @@ def place_of_error(error: BaseException | None, root: Path) -> str | None:
     return theirs[-1] if theirs else None
 
 
-def _last_writer(steps: Iterable[Step], table: str) -> Step | None:
+def last_writer(steps: Iterable[Step], table: str) -> Step | None:
     """Return the last statement that writes and names the table, or else the last that writes."""
     statements = [step for step in steps if step.kind is StepKind.STATEMENT]
     writers = [step for step in statements if writes(step)] or statements
@@ -391,7 +234,7 @@ def _last_writer(steps: Iterable[Step], table: str) -> Step | None:
     return next(reversed(naming or writers), None)
 
 
-def _shown(step: Step) -> str | None:
+def shown_sql(step: Step) -> str | None:
     """Return the SQL, or None if it is the gateway's own."""
     return None if _LEDGER in step.text else " ".join(step.text.split())
 
@@ -412,37 +255,6 @@ class Verdict(StrEnum):
     FAILED = "failed"
     """No single run ended as expected, so nothing could be tried."""
     SKIPPED = "not rehearsed"
-
-
-class Way(StrEnum):
-    """A way to run a handler again, with the name used in the report."""
-
-    TWICE = "twice in a row"
-    KILLED = "killed half-way"
-    TIMED_OUT = "timed out before the commit"
-    AT_ONCE = "twice at the same time"
-    REVERSED = "a later event first"
-    TOGETHER = "two events at the same time"
-    OUTAGE = "calls that fail"
-
-
-def count_ways(schedules: Iterable[str]) -> Mapping[Way, int]:
-    """Count how often each way was tried, from the descriptions of the schedules."""
-    found = Counter(way for words in schedules if (way := _way(words)) is not None)
-    return {way: found[way] for way in Way if found[way]}
-
-
-def _way(words: str) -> Way | None:
-    """Return the way, or None for a reference: a single run, or two events one after the other."""
-    if words == "run once" or words.endswith((", one after the other", ", in order")):
-        return None
-    if words.startswith(("run twice in a row", "killed ", "timed out before the commit")):
-        return {"run": Way.TWICE, "killed": Way.KILLED, "timed": Way.TIMED_OUT}[words.split()[0]]
-    if words.startswith("later event first"):
-        return Way.REVERSED
-    if " at the same time" in words:
-        return Way.AT_ONCE if words.startswith("run twice") else Way.TOGETHER
-    return Way.OUTAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ import orjson
 from gateway.base.errors import BadPayload
 from gateway.config.registry import Subscription
 from gateway.providers.samples import Sample, make_successor
-from gateway.testing.rehearse.events import AGE, RehearsedEvent, evenly, make_occasion
+from gateway.testing.events import receive_event
+from gateway.testing.rehearse.events import AGE, RehearsedEvent, evenly
 
 LATER: Final = timedelta(days=1)
 """How much later the second event of an object is. It is still long before the rehearsal."""
@@ -126,7 +127,7 @@ class Pair:
 
         Then either of them may be kept, as long as the other one does not change it.
         """
-        return self._types == (self.older.envelope.type,) * 2 and self._types[0] in ONE_TIME
+        return self._types == (self.older.received.type,) * 2 and self._types[0] in ONE_TIME
 
     @property
     def is_repeat(self) -> bool:
@@ -165,38 +166,38 @@ class Pair:
 
     @property
     def _types(self) -> tuple[str, str]:
-        return self.older.envelope.type, self.newer.envelope.type
+        return self.older.received.type, self.newer.received.type
 
 
-def run_in_turn(subscription: Subscription, *occasions: RehearsedEvent) -> bool:
+def run_in_turn(subscription: Subscription, *events: RehearsedEvent) -> bool:
     """Return whether the gateway never runs deliveries of these events at the same time."""
     path = subscription.turns
-    keys = set() if path is None else {path.key(occasion.payload) for occasion in occasions}
+    keys = set() if path is None else {path.key(event.payload) for event in events}
     return (len(keys) == 1 and None not in keys) or subscription.concurrency == 1
 
 
 def find_pairs(
-    subscription: Subscription, occasions: Sequence[RehearsedEvent], now: datetime
+    subscription: Subscription, events: Sequence[RehearsedEvent], now: datetime
 ) -> list[Pair]:
     """Pair each event with later ones of its object, of its own type and of other types."""
     alike: list[Pair] = []
     mixed: list[Pair] = []
-    types = dict.fromkeys(occasion.envelope.type for occasion in occasions)
-    for older in occasions:
+    types = dict.fromkeys(event.received.type for event in events)
+    for older in events:
         for type in types:
-            if _can_follow(older.envelope.type, type):
-                (alike if type == older.envelope.type else mixed).extend(_pair(older, type, now))
+            if _can_follow(older.received.type, type):
+                (alike if type == older.received.type else mixed).extend(_pair(older, type, now))
     pairs = [*alike, *evenly(mixed, MOST_MIXED_PAIRS)]
     return [pair for pair in pairs if not pair.is_once(subscription)]
 
 
-def find_relatives(occasion: RehearsedEvent) -> list[Pair]:
+def find_relatives(event: RehearsedEvent) -> list[Pair]:
     """Pair the event with a repeat of the same change, and with an event of another object.
 
     The last of these pairs also exists in a variant with a third event before it, so that rows
     already exist.
     """
-    pairs = [*_repeat(occasion), *_sibling(occasion)]
+    pairs = [*_repeat(event), *_sibling(event)]
     for last in pairs[-1:]:
         [third] = (_repeat if last.relation is Relation.REPEAT else _sibling)(last.newer)
         pairs.append(replace(last, before=third.newer))
@@ -204,35 +205,36 @@ def find_relatives(occasion: RehearsedEvent) -> list[Pair]:
 
 
 def without_pair(
-    subscription: Subscription, occasions: Sequence[RehearsedEvent], pairs: Sequence[Pair]
+    subscription: Subscription, events: Sequence[RehearsedEvent], pairs: Sequence[Pair]
 ) -> list[str]:
     """Return the types that are in no pair, although the order of two events could matter."""
     if subscription.once_per is not None:
         return []
-    paired = {o.envelope.type for pair in pairs for o in (pair.older, pair.newer)}
-    types = dict.fromkeys(occasion.envelope.type for occasion in occasions)
+    paired = {o.received.type for pair in pairs for o in (pair.older, pair.newer)}
+    types = dict.fromkeys(event.received.type for event in events)
     return [type for type in types if type not in paired]
 
 
 def _pair(older: RehearsedEvent, type: str, now: datetime) -> list[Pair]:
-    sample = Sample(id=older.envelope.id, type=older.envelope.type, body=older.body)
+    sample = Sample(id=older.received.id, type=older.received.type, body=older.received.body)
     provider = older.route.provider.name
     other = None if type == sample.type else type
     try:
         later = make_successor(provider, sample, now=now - AGE + LATER, type=other)
-        headers = {n: v for n, v in older.headers.items() if not _tells_id(n)}
-        newer = make_occasion(older.route, later, headers, now, type)
+        headers = {n: v for n, v in older.received.headers.items() if not _tells_id(n)}
+        received = receive_event(older.route, later, now=now, headers=headers)
     except (ValueError, LookupError, BadPayload):
         return []  # another kind of object, or a provider without samples
     if type.startswith(_PAID_LATER):
         older = _unpaid(older)
+    newer = RehearsedEvent(route=older.route, received=received, name=type)
     return [Pair(older=older, newer=newer)]
 
 
-def _unpaid(occasion: RehearsedEvent) -> RehearsedEvent:
-    payload = occasion.payload
+def _unpaid(event: RehearsedEvent) -> RehearsedEvent:
+    payload = orjson.loads(event.received.body)
     payload["data"]["object"]["payment_status"] = "unpaid"
-    return replace(occasion, body=orjson.dumps(payload))
+    return event.changed(body=orjson.dumps(payload))
 
 
 def _tells_id(header: str) -> bool:
@@ -254,52 +256,52 @@ def _can_follow(type: str, next_type: str) -> bool:
         return False
     if type.startswith(_PAID_LATER) != next_type.startswith(_PAID_LATER):
         return next_type.startswith(_PAID_LATER)
-    stage, next_stage = _stage(type), _stage(next_type)
-    return stage <= next_stage if stage == 1 else stage < next_stage
+    phase, next_phase = _phase(type), _phase(next_type)
+    return phase <= next_phase if phase == 1 else phase < next_phase
 
 
-def _stage(type: str) -> int:
+def _phase(type: str) -> int:
     word = type.rpartition(".")[2]
     return 0 if word in FIRST else 2 if word in LAST else 1
 
 
-def _repeat(occasion: RehearsedEvent) -> list[Pair]:
+def _repeat(event: RehearsedEvent) -> list[Pair]:
     """Return the pair of the event and its repeat.
 
     Not for GitHub, which has one delivery id for each change, and for which `repeats:` handles the
     same body under another id.
     """
-    if occasion.route.provider.name == "github":
+    if event.route.provider.name == "github":
         return []
-    return [Pair(older=occasion, newer=_with_another_id(occasion), relation=Relation.REPEAT)]
+    return [Pair(older=event, newer=_with_another_id(event), relation=Relation.REPEAT)]
 
 
-def _sibling(occasion: RehearsedEvent) -> list[Pair]:
-    payload = occasion.payload
-    match occasion.route.provider.name:
+def _sibling(event: RehearsedEvent) -> list[Pair]:
+    payload = event.payload
+    match event.route.provider.name:
         case "stripe":
             change = _stripe_change(payload)
         case "github":
-            change = _github_change(payload, occasion.envelope.type)
+            change = _github_change(payload, event.received.type)
         case _:
             change = None
     if change is None:
         return []
     body = orjson.dumps(_mapped(payload, change))
-    newer = _with_another_id(replace(occasion, body=body))
-    return [Pair(older=occasion, newer=newer, relation=Relation.SIBLING)]
+    newer = _with_another_id(event.changed(body=body))
+    return [Pair(older=event, newer=newer, relation=Relation.SIBLING)]
 
 
-def _with_another_id(occasion: RehearsedEvent) -> RehearsedEvent:
+def _with_another_id(event: RehearsedEvent) -> RehearsedEvent:
     """Return the same event under another event id."""
-    old = occasion.envelope.id
+    old = event.received.id
     new = _another(old)
-    headers = {name: new if value == old else value for name, value in occasion.headers.items()}
-    body, payload = occasion.body, occasion.payload
+    received, payload = event.received, event.payload
+    headers = {name: new if value == old else value for name, value in received.headers.items()}
+    body = received.body
     if isinstance(payload, dict) and old in payload.values():
         body = orjson.dumps({k: new if v == old else v for k, v in payload.items()})
-    envelope = replace(occasion.envelope, id=new)
-    return replace(occasion, envelope=envelope, headers=headers, body=body)
+    return event.changed(id=new, headers=headers, body=body)
 
 
 def _another(id: str) -> str:
@@ -364,10 +366,10 @@ def _mapped(node: Any, change: Callable[[str | int], str | int]) -> Any:
     return node
 
 
-def _shared(occasion: RehearsedEvent) -> str:
-    if occasion.route.provider.name == "github":
+def _shared(event: RehearsedEvent) -> str:
+    if event.route.provider.name == "github":
         return "repository"
-    found = _stripe_object(occasion.payload)
+    found = _stripe_object(event.payload)
     return "customer" if found is not None and found.get("customer") else "account"
 
 

@@ -3,13 +3,14 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from gateway.config.registry import Subscription
+from gateway.testing.rehearse.checks import Grouping, ReferenceRun, ResultChecker, by_place, by_text
 from gateway.testing.rehearse.database import Masks, learn, merge
 from gateway.testing.rehearse.events import MOST_EVENTS, RehearsedEvent, evenly, without_sample
 from gateway.testing.rehearse.findings import (
@@ -19,13 +20,10 @@ from gateway.testing.rehearse.findings import (
     SKIPPED,
     Fault,
     Report,
-    Situation,
     Verdict,
-    count_ways,
-    of_escape,
+    escape_in_words,
 )
-from gateway.testing.rehearse.guard import RehearsalGuard
-from gateway.testing.rehearse.judge import Grouping, Judge, ReferenceRun, by_place, by_text
+from gateway.testing.rehearse.isolation import RehearsalGuard
 from gateway.testing.rehearse.pairs import (
     Pair,
     Relation,
@@ -34,9 +32,9 @@ from gateway.testing.rehearse.pairs import (
     run_in_turn,
     without_pair,
 )
-from gateway.testing.rehearse.sandbox import End, EndedRun, RehearsalStage
-from gateway.testing.rehearse.schedules import Schedules, Trial
-from gateway.testing.rehearse.single_runs import Failure, KnownHandler, SingleRuns
+from gateway.testing.rehearse.sandbox import End, EndedRun, Sandbox
+from gateway.testing.rehearse.schedules import Schedules, Trial, Way
+from gateway.testing.rehearse.single_runs import Failure, KnownEvent, SingleRuns
 from gateway.testing.rehearse.trace import Step, StepKind
 
 MOST_STEPS: Final = 25
@@ -46,13 +44,8 @@ BUDGET_S: Final = 30.0
 Signature = tuple[tuple[str, StepKind, str, str | None, bool], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One way to run the handler, and the check of its result."""
-
-    kind: str
-    run: Callable[[], Coroutine[Any, Any, Trial]]
-    weigh: Callable[[Trial], None]
+Check = Callable[[Trial], None]
+"""Compares the result of a schedule with its reference, and adds the findings."""
 
 
 class Rehearsal:
@@ -60,62 +53,61 @@ class Rehearsal:
 
     def __init__(
         self,
-        stage: RehearsalStage,
+        sandbox: Sandbox,
         guard: RehearsalGuard,
         subscription: Subscription,
         *,
         root: Path,
         started_at: datetime,
     ) -> None:
-        self._stage = stage
+        self._sandbox = sandbox
         self._guard = guard
         self._subscription = subscription
         self._root = root
         self._started_at = started_at
         self._began = time.monotonic()
-        self._schedules = Schedules(stage, subscription)
-        self._judge = Judge(root=root)
-        self._acquaintance = SingleRuns(stage, self._schedules, self._judge)
+        self._schedules = Schedules(sandbox, subscription)
+        self._checks = ResultChecker(root=root, tables=sandbox.database.tables)
+        self._single_runs = SingleRuns(sandbox, self._schedules, self._checks)
         self._tried: set[Signature] = set()
         self._left_out: Counter[str] = Counter()
 
-    async def rehearse(self, occasions: Sequence[RehearsedEvent]) -> Report:
+    async def rehearse(self, events: Sequence[RehearsedEvent]) -> Report:
         """Try the handler on these events, and on pairs that are derived from them."""
         self._guard.clear()
-        chosen = self._chosen(occasions)
-        known = await self._acquaintance.make(chosen)
+        chosen = self._chosen(events)
+        known = await self._single_runs.make(chosen)
         tried = known
-        if self._judge.has_found(Fault.MEMORY):
-            self._judge.note("nothing else was tried: what the handler remembers decides the rest")
+        if self._checks.has_found(Fault.MEMORY):
+            self._checks.note("nothing else was tried: what the handler remembers decides the rest")
             tried = []
         for item in tried:
-            twice = partial(self._schedules.twice, item.occasion)
-            await self._try(Schedule("with two runs", twice, partial(self._weigh, item)))
+            twice = partial(self._schedules.twice, item.event)
+            await self._try("with two runs", twice, partial(self._checks.check, item.reference))
             await self._try_later(item)
         for item in tried:
-            for schedule in self._interruptions(item):
-                await self._try(schedule)
+            await self._try_interruptions(item)
         await self._try_pairs(tried)
         if self._left_out:
             kinds = ", ".join(f"{number} {kind}" for kind, number in self._left_out.items())
-            self._judge.note(f"schedules were left out after {BUDGET_S:g} s: {kinds}")
-        if what := ", ".join(self._judge.repeats):
-            self._judge.note(REPEATS.format(what=what))
+            self._checks.note(f"schedules were left out after {BUDGET_S:g} s: {kinds}")
+        if what := ", ".join(self._checks.repeats):
+            self._checks.note(REPEATS.format(what=what))
         self._add_escapes(chosen)
         if idle := _idle_types(known):
             types = ", ".join(idle)
-            self._judge.note(f"wrote nothing and sent nothing on {types}: nothing was tried there")
+            self._checks.note(f"wrote nothing and sent nothing on {types}: nothing was tried there")
         return self._report(chosen, known)
 
-    def _chosen(self, occasions: Sequence[RehearsedEvent]) -> list[RehearsedEvent]:
-        chosen = evenly(occasions, MOST_EVENTS)
-        if len(chosen) < len(occasions):
-            self._judge.note(f"tried on {len(chosen)} of {len(occasions)} types, spread evenly")
-        for type in without_sample(self._subscription, occasions):
-            self._judge.note(f"not tried on {type}, of which there is no sample")
+    def _chosen(self, events: Sequence[RehearsedEvent]) -> list[RehearsedEvent]:
+        chosen = evenly(events, MOST_EVENTS)
+        if len(chosen) < len(events):
+            self._checks.note(f"tried on {len(chosen)} of {len(events)} types, spread evenly")
+        for type in without_sample(self._subscription, events):
+            self._checks.note(f"not tried on {type}, of which there is no sample")
         return chosen
 
-    async def _try_later(self, known: KnownHandler) -> None:
+    async def _try_later(self, known: KnownEvent) -> None:
         """Run the handler again by a later clock: a key that is made of the time is another one.
 
         A handler that takes another path at that time, because the event is too old for it, is not
@@ -124,77 +116,69 @@ class Rehearsal:
         if self._is_over:
             self._left_out["with two runs"] += 1
             return
-        later = await self._schedules.once_later(known.occasion)
-        if _path(later.performances[0]) != _path(known.standard.trial.performances[0]):
+        later = await self._schedules.once(known.event, is_later=True)
+        if _path(later.runs[0]) != _path(known.ended):
             return
-        again = partial(self._schedules.again_later, known.occasion)
-        label = known.occasion.label
-        weigh = partial(
-            self._judge.weigh_later, self._stage.tables, known.standard, later, event=label
-        )
-        await self._try(Schedule("with two runs", again, weigh))
+        again = partial(self._schedules.twice, known.event, is_later=True)
+        check = partial(self._checks.check_later, known.reference, later)
+        await self._try("with two runs", again, check)
 
-    def _interruptions(self, known: KnownHandler) -> Iterator[Schedule]:
-        """Yield the schedules that stop, pause or fail a run at each of its steps."""
-        occasion, label = known.occasion, known.occasion.label
-        [performance] = known.standard.trial.performances
-        if not self._is_new("alone", performance):
+    async def _try_interruptions(self, known: KnownEvent) -> None:
+        """Stop, pause or fail a run at each of its steps."""
+        event, ended = known.event, known.ended
+        check = partial(self._checks.check, known.reference)
+        if not self._is_new("alone", ended):
             return
-        steps = self._chosen_steps(performance)
+        steps = self._chosen_steps(ended)
         for number, step in steps:
-            for is_after in _moments(step):
-                killed = partial(self._schedules.killed, occasion, step, number, is_after=is_after)
-                yield Schedule("with a killed run", killed, partial(self._weigh, known))
-        is_alone = run_in_turn(self._subscription, occasion)
+            for is_after in MOMENTS[step.kind]:
+                killed = partial(self._schedules.killed, event, step, number, is_after=is_after)
+                await self._try("with a killed run", killed, check)
+        is_alone = run_in_turn(self._subscription, event)
         for number, step in steps:
             if step.kind is StepKind.STATEMENT and not is_alone:
-                at_once = partial(self._schedules.at_once, occasion, step, number)
-                race = partial(self._weigh, known, fault=Fault.RACE)
-                yield Schedule("with two runs at once", at_once, race)
-        if performance.end is not End.DONE:
+                at_once = partial(self._schedules.at_once, event, step, number)
+                await self._try("with two runs at once", at_once, partial(check, fault=Fault.RACE))
+        if ended.end is not End.DONE:
             return
-        late = partial(self._schedules.timed_out, occasion, performance.run.steps[-1])
-        yield Schedule("with a second attempt", late, partial(self._weigh, known))
+        late = partial(self._schedules.timed_out, event, ended.run.steps[-1])
+        await self._try("with a second attempt", late, check)
+        check_outage = partial(self._checks.check_outage, known.reference)
         for _, step in steps:
             for outage in step.outages:
-                failing = partial(self._schedules.failing, occasion, step, outage)
-                weigh = partial(
-                    self._judge.weigh_outage, self._stage.tables, known.standard, event=label
-                )
-                yield Schedule("with a failing callee", failing, weigh)
+                failing = partial(self._schedules.failing, event, step, outage)
+                await self._try("with a failing callee", failing, check_outage)
 
-    def _is_new(self, relation: str, *performances: EndedRun) -> bool:
+    def _is_new(self, relation: str, *runs: EndedRun) -> bool:
         """Return whether these runs have statements, calls or lines not seen in an earlier one."""
         signature = tuple(
             (relation, step.kind, step.text, step.place, bool(step.rows))
-            for performance in performances
-            for step in performance.run.steps
+            for ended in runs
+            for step in ended.run.steps
         )
         is_new = signature not in self._tried
         self._tried.add(signature)
         return is_new
 
-    def _chosen_steps(self, performance: EndedRun) -> list[tuple[int, Step]]:
+    def _chosen_steps(self, ended: EndedRun) -> list[tuple[int, Step]]:
         """Return the chosen steps, each with the number of statements up to it."""
-        steps = list(_numbered(performance.run.steps))
+        steps = list(_numbered(ended.run.steps))
         chosen = evenly(steps, MOST_STEPS)
         if len(chosen) < len(steps):
-            self._judge.note(
+            self._checks.note(
                 f"stopped at {len(chosen)} of {len(steps)} statements and calls, spread evenly"
             )
         return chosen
 
-    async def _try_pairs(self, known: Sequence[KnownHandler]) -> None:
-        masks = merge(item.standard.masks for item in known)
-        group = by_place if any(i.standard.group is by_place for i in known) else by_text
-        occasions = [item.occasion for item in known]
-        pairs = find_pairs(self._subscription, occasions, self._started_at)
+    async def _try_pairs(self, known: Sequence[KnownEvent]) -> None:
+        masks = merge(item.reference.masks for item in known)
+        group = by_place if any(i.reference.group is by_place for i in known) else by_text
+        events = [item.event for item in known]
+        pairs = find_pairs(self._subscription, events, self._started_at)
         self._note_order(known, pairs)
         for item in known:
-            [performance] = item.standard.trial.performances
-            is_busy = performance.end is End.DONE and not item.is_idle
-            if is_busy and self._is_new("related", performance):
-                pairs += filter(self._is_run, find_relatives(item.occasion))
+            if item.is_busy and self._is_new("related", item.ended):
+                pairs += filter(self._is_run, find_relatives(item.event))
         for pair in pairs:
             await self._try_pair(pair, masks, group)
 
@@ -206,7 +190,7 @@ class Rehearsal:
         is_once = pair.is_once(self._subscription)
         if is_once and pair.relation is Relation.SIBLING:
             path = self._subscription.once_per
-            self._judge.note(SKIPPED.format(words=pair.words, path=path), "once_per")
+            self._checks.note(SKIPPED.format(words=pair.words, path=path), "once_per")
         return not is_once
 
     async def _try_pair(self, pair: Pair, masks: Masks, group: Grouping) -> None:
@@ -218,48 +202,38 @@ class Rehearsal:
         if in_order is None:
             return
         other = await self._schedules.both(pair, is_skewed=True)
-        masks = merge([masks, learn(self._stage.tables, in_order.state, other.state)])
-        standard = ReferenceRun(trial=in_order, masks=masks, group=group)
-        self._judge.weigh_repeat(self._stage.tables, standard, pair)
+        masks = merge([masks, learn(self._sandbox.database.tables, in_order.state, other.state)])
+        reference = ReferenceRun(trial=in_order, masks=masks, group=group)
+        self._checks.check_repeat(reference, pair)
         in_reverse = await self._schedules.both(pair, is_reversed=True)
         if pair.relation is Relation.SUCCESSOR:
-            self._judge.weigh(
-                self._stage.tables,
-                standard,
-                in_reverse,
-                pair.older.label,
-                Fault.ORDER,
-                is_one_time=pair.is_one_time,
-            )
+            self._checks.check(reference, in_reverse, Fault.ORDER, is_one_time=pair.is_one_time)
         elif pair.relation is Relation.SIBLING:
-            self._judge.weigh_jobs(self._stage.tables, standard, in_reverse, pair.label)
-            self._judge.weigh_keys(in_order, pair.label)
+            self._checks.check_jobs(reference, in_reverse)
+            self._checks.check_keys(in_order)
             self._note_kept(pair, in_order)
-        firsts = in_order.performances[0]
         if run_in_turn(self._subscription, pair.older, pair.newer) or not self._is_new(
-            pair.relation, *in_order.performances
+            pair.relation, *in_order.runs
         ):
             return
-        serial = [standard, replace(standard, trial=in_reverse)]
-        for number, step in self._chosen_steps(firsts):
+        serial = [reference, replace(reference, trial=in_reverse)]
+        for number, step in self._chosen_steps(in_order.runs[0]):
             if step.kind is StepKind.STATEMENT:
                 at_once = partial(self._schedules.both_at_once, pair, step, number)
-                weigh = partial(
-                    self._judge.weigh_overlap, self._stage.tables, serial, event=pair.label
-                )
-                await self._try(Schedule("with two events at once", at_once, weigh))
+                check = partial(self._checks.check_overlap, serial)
+                await self._try("with two events at once", at_once, check)
 
     def _note_kept(self, pair: Pair, trial: Trial) -> None:
         """Note each effect that another object does not get, because of its `per`."""
         for once in trial.last[-1].run.kept:
             if once.per is not None:
-                self._judge.note(KEPT.format(words=pair.words, name=once.name), f"per {once.name}")
+                self._checks.note(KEPT.format(words=pair.words, name=once.name), f"per {once.name}")
 
-    def _note_order(self, known: Sequence[KnownHandler], pairs: Sequence[Pair]) -> None:
-        busy = [i.occasion for i in known if _end(i) is End.DONE and not i.is_idle]
+    def _note_order(self, known: Sequence[KnownEvent], pairs: Sequence[Pair]) -> None:
+        busy = [item.event for item in known if item.is_busy]
         if types := without_pair(self._subscription, busy, pairs):
-            told = ", ".join(types)
-            self._judge.note(f"order not tried on {told}: no later event of the object is there")
+            lines = ", ".join(types)
+            self._checks.note(f"order not tried on {lines}: no later event of the object is there")
 
     async def _in_order(self, pair: Pair) -> Trial | None:
         """Run the reference of a pair. Returns None if a run fails or the time limit is reached."""
@@ -267,45 +241,44 @@ class Rehearsal:
             self._left_out["with two events"] += 1
             return None
         trial = await self._schedules.both(pair)
-        for performance in trial.last:
-            if performance.end in {End.FAILED, End.LATE}:
+        for ended in trial.last:
+            if ended.end in {End.FAILED, End.LATE}:
                 types = f"{pair.older.label}, then {pair.newer.label} of the same object"
                 if pair.relation is not Relation.SUCCESSOR:
                     types = f"{pair.words} ({pair.label}), one after the other"
-                self._judge.note(f"fails on {types}: {performance.error}")
-        ends = {performance.end for performance in trial.last}
+                self._checks.note(f"fails on {types}: {ended.error}")
+        ends = {ended.end for ended in trial.last}
         return trial if ends <= {End.DONE, End.REJECTED} else None
 
-    async def _try(self, schedule: Schedule) -> None:
+    async def _try(
+        self, kind: str, run: Callable[[], Coroutine[Any, Any, Trial]], check: Check
+    ) -> None:
+        """Run a schedule and check its result, unless the time is over."""
         if self._is_over:
-            self._left_out[schedule.kind] += 1
+            self._left_out[kind] += 1
             return
-        schedule.weigh(await schedule.run())
-
-    def _weigh(self, known: KnownHandler, trial: Trial, fault: Fault | None = None) -> None:
-        label = known.occasion.label
-        self._judge.weigh(self._stage.tables, known.standard, trial, label, fault)
+        check(await run())
 
     @property
     def _is_over(self) -> bool:
         return time.monotonic() - self._began > BUDGET_S
 
-    def _add_escapes(self, occasions: Sequence[RehearsedEvent]) -> None:
-        situation = Situation(schedule="run once", event=occasions[0].label, root=self._root)
+    def _add_escapes(self, events: Sequence[RehearsedEvent]) -> None:
         for escape in self._guard.found():
-            self._judge.add(of_escape(situation, escape))
+            subject, label = escape_in_words(escape), events[0].label
+            self._checks.add("run once", label, Fault.ESCAPE, subject, escape.place)
         for call in self._guard.blocking.values():
-            self._judge.note(f"{call.function} ({call.place}) {BLOCKING_ADVICE}")
+            self._checks.note(f"{call.function} ({call.place}) {BLOCKING_ADVICE}")
 
-    def _report(self, occasions: Sequence[RehearsedEvent], known: Sequence[KnownHandler]) -> Report:
-        findings = tuple(self._judge.findings.values())
-        failures = self._acquaintance.failures
-        told = _told(failures)
+    def _report(self, events: Sequence[RehearsedEvent], known: Sequence[KnownEvent]) -> Report:
+        findings = tuple(self._checks.findings.values())
+        failures = self._single_runs.failures
+        lines = _failure_lines(failures)
         verdict, reason, advice = Verdict.SAFE, None, None
         if findings:
             verdict = Verdict.UNSAFE
         elif not known:
-            verdict, reason, advice = Verdict.FAILED, told.pop(0), failures[0].advice
+            verdict, reason, advice = Verdict.FAILED, lines.pop(0), failures[0].advice
         elif _is_idle(known):
             verdict = Verdict.IDLE
         return Report(
@@ -314,44 +287,40 @@ class Rehearsal:
             verdict=verdict,
             reason=reason,
             advice=advice,
-            events=tuple(item.label for item in occasions),
-            schedules=len(self._schedules.words),
-            tried=count_ways(self._schedules.words),
+            events=tuple(item.label for item in events),
+            schedules=self._schedules.tried.total(),
+            tried={way: tried for way in Way if (tried := self._schedules.tried[way])},
             findings=findings,
-            notes=(*told, *self._judge.notes.values()),
+            notes=(*lines, *self._checks.notes.values()),
             seconds=time.monotonic() - self._began,
             unguarded=self._guard.find_unguarded(),
         )
 
 
-def _told(failures: Sequence[Failure]) -> list[str]:
+def _failure_lines(failures: Sequence[Failure]) -> list[str]:
     """Return each distinct failure once, with all the events on which it occurs."""
     labels: dict[str, list[str]] = {}
     for failure in failures:
-        labels.setdefault(failure.told, []).append(failure.label)
-    return [f"fails on {', '.join(on)}: {told}" for told, on in labels.items()]
+        labels.setdefault(failure.message, []).append(failure.label)
+    return [f"fails on {', '.join(on)}: {lines}" for lines, on in labels.items()]
 
 
-def _idle_types(known: Sequence[KnownHandler]) -> list[str]:
+def _idle_types(known: Sequence[KnownEvent]) -> list[str]:
     """Return the types on which the handler did nothing, even with invented rows."""
-    types = dict.fromkeys(item.occasion.envelope.type for item in known if item.is_idle)
-    busy = {item.occasion.envelope.type for item in known if not item.is_idle}
+    types = dict.fromkeys(item.event.received.type for item in known if item.is_idle)
+    busy = {item.event.received.type for item in known if not item.is_idle}
     return [type for type in types if type not in busy]
 
 
-def _is_idle(known: Sequence[KnownHandler]) -> bool:
+def _is_idle(known: Sequence[KnownEvent]) -> bool:
     """Return whether the handler returned at least once, and did nothing each time it returned."""
-    returned = [item for item in known if _end(item) is End.DONE]
+    returned = [item for item in known if item.ended.end is End.DONE]
     return bool(returned) and all(item.is_idle for item in returned)
 
 
-def _end(known: KnownHandler) -> End:
-    return known.standard.trial.performances[0].end
-
-
-def _path(performance: EndedRun) -> tuple[End, list[tuple[StepKind, str | None]]]:
+def _path(ended: EndedRun) -> tuple[End, list[tuple[StepKind, str | None]]]:
     """Return how the run ended, and the lines of its steps."""
-    return performance.end, [(step.kind, step.place) for step in performance.run.steps]
+    return ended.end, [(step.kind, step.place) for step in ended.run.steps]
 
 
 def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:
@@ -361,11 +330,9 @@ def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Step]]:
         yield number, step
 
 
-def _moments(step: Step) -> tuple[bool, ...]:
-    """Return when to kill: before the commit, after a statement, before and after a call."""
-    match step.kind:
-        case StepKind.END:
-            return (False,)
-        case StepKind.STATEMENT:
-            return (True,)
-    return (False, True)
+MOMENTS: Final = {
+    StepKind.END: (False,),
+    StepKind.STATEMENT: (True,),
+    StepKind.CALL: (False, True),
+}
+"""When to kill: before the commit, after a statement, before and after a call."""

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -19,12 +19,18 @@ from gateway.config.registry import Subscription
 from gateway.config.routes import Route
 from gateway.ledger.migrate import SchemaFile, read_schema
 from gateway.providers.samples import Recorded
-from gateway.testing.rehearse.events import RehearsedEvent, find_occasions, make_job, takes
+from gateway.testing.rehearse.events import RehearsedEvent, find_events, make_job, takes
 from gateway.testing.rehearse.findings import Report, Verdict, without_secrets_in
-from gateway.testing.rehearse.guard import RehearsalGuard, RehearsalLoop, rehearsing
-from gateway.testing.rehearse.patches import noting_forgotten, quick_sleeps, recorded_mail
+from gateway.testing.rehearse.isolation import (
+    RehearsalGuard,
+    RehearsalLoop,
+    noting_forgotten,
+    quick_sleeps,
+    recorded_mail,
+    rehearsing,
+)
 from gateway.testing.rehearse.rehearsal import Rehearsal
-from gateway.testing.rehearse.sandbox import RehearsalStage
+from gateway.testing.rehearse.sandbox import Sandbox
 from gateway.testing.rehearse.schedules import Schedules
 from gateway.testing.rehearse.server_process import ServerProcess
 from gateway.testing.rehearse.services import GivenAnswer
@@ -150,21 +156,7 @@ async def _rehearse(
     on_report: Callable[[Report], None],
 ) -> None:
     root, started_at = Path.cwd(), datetime.now(UTC)
-    async with _stage(request, databases, guard, root, started_at) as stage:
-        company = RehearsalRunner(request, stage, guard, root, started_at)
-        for subscription in subscriptions:
-            on_report(without_secrets_in(await company.try_to_rehearse(subscription)))
-
-
-@asynccontextmanager
-async def _stage(
-    request: Request,
-    databases: Databases,
-    guard: RehearsalGuard,
-    root: Path,
-    started_at: datetime,
-) -> AsyncIterator[RehearsalStage]:
-    stage = RehearsalStage(
+    sandbox = Sandbox(
         databases,
         request.project,
         root,
@@ -173,11 +165,13 @@ async def _stage(
         reads=request.reads,
     )
     try:
-        await stage.fresh()
+        await sandbox.fresh()
         with rehearsing(guard), recorded_mail(), quick_sleeps(), noting_forgotten(root):
-            yield stage
+            runner = RehearsalRunner(request, sandbox, guard, root, started_at)
+            for subscription in subscriptions:
+                on_report(without_secrets_in(await runner.try_to_rehearse(subscription)))
     finally:
-        await stage.close()
+        await sandbox.close()
 
 
 class RehearsalRunner:
@@ -186,13 +180,13 @@ class RehearsalRunner:
     def __init__(
         self,
         request: Request,
-        stage: RehearsalStage,
+        sandbox: Sandbox,
         guard: RehearsalGuard,
         root: Path,
         started_at: datetime,
     ) -> None:
         self._request = request
-        self._stage = stage
+        self._sandbox = sandbox
         self._guard = guard
         self._root = root
         self._started_at = started_at
@@ -206,7 +200,7 @@ class RehearsalRunner:
         except (StorageUnavailable, EngineFailed):
             raise
         except Exception as error:
-            await self._stage.renew()
+            await self._sandbox.renew()
             return Report(
                 handler=subscription.handler,
                 route=subscription.route,
@@ -217,38 +211,38 @@ class RehearsalRunner:
 
     async def rehearse(self, subscription: Subscription) -> Report:
         route = self._routes[subscription.route]
-        occasions = self._occasions(subscription, route)
-        if route.provider.is_queue and not occasions:
-            occasions = await self._jobs(subscription, route)
-        if not occasions:
+        events = self._events(subscription, route)
+        if route.provider.is_queue and not events:
+            events = await self._jobs(subscription, route)
+        if not events:
             return self._skipped(subscription, route)
         rehearsal = Rehearsal(
-            self._stage,
+            self._sandbox,
             self._guard,
             subscription,
             root=self._root,
             started_at=self._started_at,
         )
-        return await rehearsal.rehearse(occasions)
+        return await rehearsal.rehearse(events)
 
-    def _occasions(self, subscription: Subscription, route: Route) -> list[RehearsedEvent]:
-        return find_occasions(subscription, route, self._request.recorded, self._started_at)
+    def _events(self, subscription: Subscription, route: Route) -> list[RehearsedEvent]:
+        return find_events(subscription, route, self._request.recorded, self._started_at)
 
     async def _jobs(self, subscription: Subscription, queue: Route) -> list[RehearsedEvent]:
         """Return the jobs that other handlers publish to this queue, one of each type."""
         if self._published is None:
             self._published = [job async for job in self._publish()]
-        jobs = {job.envelope.type: job for job in self._published if job.route is queue}
+        jobs = {job.received.type: job for job in self._published if job.route is queue}
         return [job for type, job in jobs.items() if takes(subscription, type)]
 
     async def _publish(self) -> AsyncIterator[RehearsedEvent]:
         """Run every handler once on its own events, and yield the jobs that are in the queues."""
         queues = [route for route in self._routes.values() if route.provider.is_queue]
         for other in self._request.project.registry.handlers:
-            for occasion in self._occasions(other, self._routes[other.route]):
-                await Schedules(self._stage, other).once(occasion)
+            for event in self._events(other, self._routes[other.route]):
+                await Schedules(self._sandbox, other).once(event)
                 for queue in queues:
-                    for id, type, payload in await self._stage.jobs(queue.name):
+                    for id, type, payload in await self._sandbox.jobs(queue.name):
                         yield make_job(queue, id, type, payload, self._started_at)
 
     def _skipped(self, subscription: Subscription, route: Route) -> Report:
@@ -265,60 +259,52 @@ class RehearsalRunner:
         )
 
 
-def _chosen(request: Request) -> list[Subscription]:
-    """Return the named handlers, or else those that take a recorded event, or else all."""
+def _named(request: Request) -> list[Subscription]:
+    """Return the named handlers, or else all. Raises CommandFailed for an unknown name."""
     registry = request.project.registry
-    subscriptions = registry.handlers
-    routes = {route.name: route for route in request.project.config.routes}
     for name in request.handlers:
         if name in {s.handler for s in registry.subscriptions if s.forward is not None}:
             raise CommandFailed(f"{name} is a forward: no code of yours runs here")
-        if not any(_is_named(s, name) for s in subscriptions):
-            known = ", ".join(sorted({s.handler for s in subscriptions})) or "none"
+        if not any(_is_named(s, name) for s in registry.handlers):
+            known = ", ".join(sorted({s.handler for s in registry.handlers})) or "none"
             raise CommandFailed(f"there is no handler {name!r}; expected one of {known}")
-    for file, item in request.recorded.items():
-        if not any(_takes(s, routes[s.route], item) for s in subscriptions):
-            raise CommandFailed(f"{file}: no handler takes {item.type} of {item.provider}")
-    if request.handlers:
-        named = [s for s in subscriptions if any(_is_named(s, n) for n in request.handlers)]
-        _check_taken(named, routes, request.recorded)
-        if not request.recorded:
-            return named
-        subscriptions = tuple(named)  # it may also be on a route without these events
-    if request.recorded:
-        recorded = request.recorded.values()
-        return [
-            s for s in subscriptions if any(_takes(s, routes[s.route], item) for item in recorded)
-        ]
-    return list(subscriptions)
+    if not request.handlers:
+        return list(registry.handlers)
+    return [s for s in registry.handlers if any(_is_named(s, n) for n in request.handlers)]
 
 
-def _check_taken(
-    named: Sequence[Subscription], routes: Mapping[str, Route], recorded: Mapping[str, Recorded]
-) -> None:
-    """Raise CommandFailed if a named handler takes none of the named events, or vice versa.
+def _chosen(request: Request) -> list[Subscription]:
+    """Return the named handlers that take a recorded event, or all that do, or all named ones.
 
-    Otherwise the handler would be tried on other events than the user asked for.
+    Raises CommandFailed for an event that none of them takes, and for a named handler that takes
+    none of the events, because it would be tried on others than the user asked for.
     """
-    names = ", ".join(dict.fromkeys(s.handler for s in named))
-    for file, item in recorded.items():
-        if not any(_takes(s, routes[s.route], item) for s in named):
+    chosen = _named(request)
+    if not request.recorded:
+        return chosen
+    providers = {route.name: route.provider.name for route in request.project.config.routes}
+    taken_by = {
+        file: [
+            s
+            for s in request.project.registry.handlers
+            if providers[s.route] == item.provider and takes(s, item.type)
+        ]
+        for file, item in request.recorded.items()
+    }
+    for file, item in request.recorded.items():
+        if not taken_by[file]:
+            raise CommandFailed(f"{file}: no handler takes {item.type} of {item.provider}")
+        if not any(s in chosen for s in taken_by[file]):
+            names = ", ".join(dict.fromkeys(s.handler for s in chosen))
             raise CommandFailed(f"{file}: {item.type} of {item.provider} is not taken by {names}")
-    for s in named:
-        others = [other for other in named if other.handler == s.handler]
-        if recorded and not any(
-            _takes(other, routes[other.route], item)
-            for other in others
-            for item in recorded.values()
-        ):
-            files = ", ".join(recorded)
+    taking = [s for s in chosen if any(s in subscriptions for subscriptions in taken_by.values())]
+    for s in chosen if request.handlers else ():
+        if s.handler not in {other.handler for other in taking}:  # it may be on two routes
+            files = ", ".join(request.recorded)
             raise CommandFailed(f"{s.handler} takes {' '.join(s.types)}, and none of {files}")
+    return taking
 
 
 def _is_named(subscription: Subscription, name: str) -> bool:
     names = (subscription.handler, *subscription.formerly)
     return any(known == name or known.endswith(f".{name}") for known in names)
-
-
-def _takes(subscription: Subscription, route: Route, item: Recorded) -> bool:
-    return route.provider.name == item.provider and takes(subscription, item.type)

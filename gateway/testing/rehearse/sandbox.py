@@ -3,9 +3,9 @@
 import asyncio
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -22,18 +22,15 @@ from gateway.config.project import Project
 from gateway.config.registry import Subscription
 from gateway.ledger.connection import CONTENDED
 from gateway.ledger.deliveries import ENDED_EARLY
-from gateway.ledger.encryption import OPEN
-from gateway.ledger.sessions import Sessions
+from gateway.testing.events import claim_of
 from gateway.testing.rehearse.database import (
     LONGEST_S,
-    MadeUp,
+    InventedRow,
     RehearsalDatabase,
-    State,
-    Table,
-    build_scene,
+    create_database,
 )
 from gateway.testing.rehearse.events import AGE, RehearsedEvent
-from gateway.testing.rehearse.patches import later_clock
+from gateway.testing.rehearse.isolation import later_clock
 from gateway.testing.rehearse.services import (
     Answers,
     GivenAnswer,
@@ -42,6 +39,7 @@ from gateway.testing.rehearse.services import (
     without_stand_ins,
 )
 from gateway.testing.rehearse.trace import Once, RehearsedRun, StepKind, inside, running
+from gateway.testing.runner import observe_statements
 from gateway.testing.throwaway import Databases
 from gateway.worker.context import (
     NOT_GIVEN,
@@ -65,46 +63,8 @@ _TALLY: Final = re.compile(r"\b(?:exists|count)\s*\(", re.IGNORECASE)
 _STATUS: Final = re.compile(r"[A-Z ]+?(?: \d+)? (\d+)")
 
 
-class WatchedTransaction(DeliveryTransaction):
+class RehearsedTransaction(DeliveryTransaction):
     """The transaction of one run, which can be committed without settling the delivery."""
-
-    def __init__(self, sessions: Sessions, timeout: timedelta, run: RehearsedRun) -> None:
-        super().__init__(sessions, timeout)
-        self._run = run
-
-    async def execute(self, query: str, *args: Any) -> str:
-        execute = super().execute
-        if _SAVEPOINT.match(query):
-            self._run.check()
-            return await execute(query, *args)
-        return await self._watch(query, args, lambda: execute(query, *args))
-
-    async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        executemany = super().executemany
-        listed = [tuple(row) for row in rows]
-        first = listed[0] if listed else ()
-        await self._watch(query, first, lambda: executemany(query, listed), lambda _: None)
-
-    async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
-        fetch = super().fetch
-        return await self._watch(query, args, lambda: fetch(query, *args))
-
-    async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
-        fetchrow = super().fetchrow
-        return await self._watch(query, args, lambda: fetchrow(query, *args))
-
-    async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
-        fetchval = super().fetchval
-        return await self._watch(
-            query,
-            args,
-            lambda: fetchval(query, *args, column=column),
-            lambda value: 0 if _TALLY.search(query) and not value else _count(value),
-        )
-
-    async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
-        run_own = super().run_own
-        return await self._watch(query, args, lambda: run_own(query, *args))
 
     async def commit(self) -> None:
         """Commit the handler's writes. The delivery stays as it is, so that it can run again."""
@@ -119,37 +79,41 @@ class WatchedTransaction(DeliveryTransaction):
             self._session = None
             self._sessions.give_back(session)
 
-    async def _watch(
-        self,
-        query: str,
-        args: Sequence[Any],
-        send: Callable[[], Awaitable[T]],
-        count: Callable[[object], int | None] | None = None,
-    ) -> T:
-        step = self._run.begin(StepKind.STATEMENT, query, tuple(args))
-        try:
-            result = await send()
-        except asyncpg.PostgresError as error:
-            step.error = str(error)
-            raise
-        step.rows = (count or _count)(result)
-        self._run.finish(step)
-        await self._run.pause(step)
-        return result
 
-
-class WatchedContext(Context):
+class RehearsedContext(Context):
     """The real context on an observed transaction, with the calls inside `ctx.once` marked."""
 
-    _transaction: WatchedTransaction
+    _transaction: RehearsedTransaction
 
     def __init__(
         self, *, lease: Lease, subscription: Subscription, bench: WorkerContext, run: RehearsedRun
     ) -> None:
         super().__init__(lease=lease, subscription=subscription, bench=bench)
-        self._transaction = WatchedTransaction(bench.work, subscription.timeout, run)
+        self._transaction = RehearsedTransaction(bench.work, subscription.timeout)
         self.db = Database(self._transaction)
         self._run = run
+        observe_statements(self._transaction, self._observe)
+
+    async def _observe(
+        self, send: Callable[..., Awaitable[Any]], query: str, *args: Any, **options: Any
+    ) -> Any:
+        if _SAVEPOINT.match(query):
+            self._run.check()
+            return await send(query, *args)
+        first, name = args, send.__name__
+        if name == "executemany":
+            args = ([tuple(row) for row in args[0]],)
+            first = next(iter(args[0]), ())
+        step = self._run.begin(StepKind.STATEMENT, query, first)
+        try:
+            result = await send(query, *args, **options)
+        except asyncpg.PostgresError as error:
+            step.error = str(error)
+            raise
+        step.rows = _count(name, query, result)
+        self._run.finish(step)
+        await self._run.pause(step)
+        return result
 
     async def once(
         self,
@@ -187,8 +151,12 @@ class WatchedContext(Context):
         await self._transaction.commit()
 
 
-def _count(result: object) -> int | None:
+def _count(method: str, query: str, result: object) -> int | None:
     """Return how many rows a statement found or changed, or None if Postgres does not report it."""
+    if method == "executemany":
+        return None
+    if method == "fetchval" and not result and _TALLY.search(query):
+        return 0
     if isinstance(result, str):
         status = _STATUS.fullmatch(result)
         return int(status[1]) if status else None
@@ -251,7 +219,7 @@ class EndedRun:
     raised: BaseException | None = None
 
 
-class RehearsalStage:
+class Sandbox:
     """The environment of the runs: a temporary database, the HTTP client and the resources."""
 
     def __init__(
@@ -270,34 +238,34 @@ class RehearsalStage:
         self._started_at = started_at
         wire = RecordingTransport(Answers(started_at - AGE, answers), reads)
         self._http = httpx.AsyncClient(transport=wire, trust_env=False)
-        self._scene: RehearsalDatabase | None = None
+        self._current: RehearsalDatabase | None = None
         self._claims = 0
 
     async def close(self) -> None:
         """Close all connections and drop the database."""
-        await self._strike()
+        await self._drop()
         await self._http.aclose()
 
-    async def fresh(self, rows: Sequence[MadeUp] = (), *, is_skewed: bool = False) -> None:
+    async def fresh(self, rows: Sequence[InventedRow] = (), *, is_skewed: bool = False) -> None:
         """Restore the database to the schema's initial state, and insert these rows.
 
         With `is_skewed`, its sequences have advanced.
         """
-        if self._scene is None or not await self._scene.is_swept():
-            await self._strike()
-            self._scene = await build_scene(self._databases, self._started_at)
-        await self._scene.fill(rows)
+        if self._current is None or not await self._current.reset():
+            await self._drop()
+            self._current = await create_database(self._databases, self._started_at)
+        await self._current.fill(rows)
         if is_skewed:
-            await self._scene.skew()
+            await self._current.skew()
         self._claims = 0
 
     async def renew(self) -> None:
         """Replace a database whose state is unknown."""
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-            await self._strike()
+            await self._drop()
         await self.fresh()
 
-    async def accepts(self, rows: Sequence[MadeUp]) -> bool:
+    async def accepts(self, rows: Sequence[InventedRow]) -> bool:
         """Return whether the database accepts such rows in its initial state."""
         try:
             await self.fresh(rows)
@@ -305,43 +273,46 @@ class RehearsalStage:
             return False
         return True
 
-    async def deliver(
-        self, occasion: RehearsedEvent, subscription: Subscription
-    ) -> RehearsedDelivery:
+    async def deliver(self, event: RehearsedEvent, subscription: Subscription) -> RehearsedDelivery:
         """Claim the event for the handler.
 
         An event that is claimed later has a later `received_at`.
         """
         self._claims += 1
         received_at = self._started_at + timedelta(milliseconds=self._claims)
-        claim = occasion.claim(subscription.handler, received_at)
-        claimed = await self._here.claimer.claim(claim)
+        received = replace(event.received, received_at=received_at)
+        claimed = await self.database.clients.claimer.claim(
+            claim_of(received, (subscription.handler,))
+        )
         return RehearsedDelivery(
             delivery_id=claimed.delivery_ids[0],
             subscription=subscription,
-            event=occasion.event(received_at),
+            event=received,
         )
 
     def make_run(self, **stops: Any) -> RehearsedRun:
         """Return a run that has not started, with the points at which it stops."""
         return RehearsedRun(root=self._root, **stops)
 
-    async def perform(
+    async def run(
         self,
         delivered: RehearsedDelivery,
         run: RehearsedRun | None = None,
         *,
-        told: Sequence[Any] = (),
+        known: Sequence[Any] = (),
         attempt: int = 1,
+        is_later: bool = False,
     ) -> EndedRun:
         """Run the body once under a new lease, and commit its writes.
 
-        `told` are the payloads that are known at this point, the newest first. The default is the
+        With `is_later`, the clock of the user's modules has advanced.
+
+        `known` are the payloads that are known at this point, the newest first. The default is the
         event's own payload.
         """
         run = run or self.make_run()
-        run.told = list(told) or [delivered.event.payload]
-        [row] = await self._here.control.fetch(_LEASE, delivered.delivery_id)
+        run.known = list(known) or [delivered.event.payload]
+        [row] = await self.database.control.fetch(_LEASE, delivered.delivery_id)
         lease = Lease(
             delivery_id=delivered.delivery_id,
             token=row["lease_token"],
@@ -350,13 +321,13 @@ class RehearsalStage:
             attempt=attempt,
             event=delivered.event,
         )
-        context = WatchedContext(
+        context = RehearsedContext(
             lease=lease,
             subscription=delivered.subscription,
-            bench=self._bench(self._here),
+            bench=self._bench(),
             run=run,
         )
-        with running(run):
+        with running(run), later_clock(self._root) if is_later else nullcontext():
             raised, is_late = await _raised_by(delivered, context, run)
         if run.is_killed:
             transaction_of(context).abandon()
@@ -364,23 +335,9 @@ class RehearsalStage:
             await transaction_of(context).close()
         return _ended(run, raised, is_late=is_late)
 
-    async def perform_later(self, delivered: RehearsedDelivery) -> EndedRun:
-        """Run the body once, by a clock that has advanced."""
-        with later_clock(self._root):
-            return await self.perform(delivered)
-
-    async def state(self) -> State:
-        """Return the current contents of the user's tables."""
-        return await self._here.state()
-
-    @property
-    def pristine(self) -> State:
-        """The initial contents of the user's tables, as created by the schema."""
-        return self._here.pristine
-
     async def jobs(self, queue: str) -> list[tuple[str, str, Any]]:
         """Return the id, type and payload of each job that was published to a queue."""
-        rows = await self._here.control.fetch(_JOBS, queue)
+        rows = await self.database.control.fetch(_JOBS, queue)
         return [(row["event_id"], row["type"], orjson.loads(row["body"])) for row in rows]
 
     async def has_unknown_effects(self) -> bool:
@@ -389,57 +346,40 @@ class RehearsalStage:
         If its delivery is done, `gateway effects` lists it. Otherwise a later run, or a person who
         replays it, resolves it.
         """
-        found: bool = await self._here.control.fetchval(_UNKNOWN)
+        found: bool = await self.database.control.fetchval(_UNKNOWN)
         return found
 
     async def is_blocked(self) -> bool:
         """Return whether a transaction waits for another one's lock."""
-        blocked: bool = await self._here.ledger.fetchval(_IS_BLOCKED)
+        blocked: bool = await self.database.clients.ledger.fetchval(_IS_BLOCKED)
         return blocked
 
     @property
-    def tables(self) -> tuple[Table, ...]:
-        """The user's tables."""
-        return self._here.tables
-
-    @property
-    def url(self) -> str:
-        """The URL of the database."""
-        return self._here.url
-
-    @property
-    def _here(self) -> RehearsalDatabase:
-        if self._scene is None:
+    def database(self) -> RehearsalDatabase:
+        """The database of the current schedule."""
+        if self._current is None:
             raise RuntimeError("nothing is set up yet: call fresh() first")
-        return self._scene
+        return self._current
 
-    def _bench(self, scene: RehearsalDatabase) -> WorkerContext:
-        config, registry = self._project.config, self._project.registry
-        return WorkerContext(
-            work=scene.work,
-            ledger=scene.ledger,
-            http=self._http,
+    def _bench(self) -> WorkerContext:
+        resources = self._project.registry.resources
+        return self.database.clients.worker_context(
+            self._project,
+            self._http,
             patience=timedelta(seconds=LONGEST_S),
-            config=config,
-            registry=registry,
-            encryption=OPEN,
-            api_keys={route.name: Secret(API_KEY) for route in config.routes},
-            resources={
-                item.name: make_stand_in(item.name, item.function) for item in registry.resources
-            },
-            on_retry=lambda _: None,
-            on_published=lambda _: None,
+            api_keys={route.name: Secret(API_KEY) for route in self._project.config.routes},
+            resources={item.name: make_stand_in(item.name, item.function) for item in resources},
         )
 
-    async def _strike(self) -> None:
-        scene, self._scene = self._scene, None
-        if scene is not None:
-            await scene.strike()
-            await self._databases.drop(scene.url)
+    async def _drop(self) -> None:
+        database, self._current = self._current, None
+        if database is not None:
+            await database.close()
+            await self._databases.drop(database.url)
 
 
 async def _raised_by(
-    delivered: RehearsedDelivery, context: WatchedContext, run: RehearsedRun
+    delivered: RehearsedDelivery, context: RehearsedContext, run: RehearsedRun
 ) -> tuple[BaseException | None, bool]:
     """Run the body and commit. Returns the exception it raised, and whether it timed out."""
     timeout = asyncio.timeout(LONGEST_S)

@@ -130,13 +130,13 @@ class Refuser:
         try:
             fcntl.ioctl(self._listener, RECEIVE, buffer)
             id, pid, _, number, _, _, *arguments = NOTIFICATION.unpack(buffer)
-            goes_on = self._judge(pid, number, arguments)
+            goes_on = self._may_proceed(pid, number, arguments)
             error, flags = (0, CONTINUE) if goes_on else (-ECONNREFUSED, 0)
             fcntl.ioctl(self._listener, SEND, RESPONSE.pack(id, 0, error, flags))
         except FileNotFoundError:
             pass  # the process has ended, or a signal has interrupted its call
 
-    def _judge(self, pid: int, number: int, arguments: list[int]) -> bool:
+    def _may_proceed(self, pid: int, number: int, arguments: list[int]) -> bool:
         """Return whether the call may proceed."""
         machine = MACHINES[platform.machine()]
         try:

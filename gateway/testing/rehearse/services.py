@@ -14,7 +14,7 @@ import httpx
 import orjson
 
 from gateway.base.errors import CommandFailed
-from gateway.testing.outgoing import READS, STRIPE, StripeObjects, told_object
+from gateway.testing.outgoing import READS, STRIPE, StripeObjects, find_object
 from gateway.testing.rehearse.trace import Outage, RehearsedRun, current_run
 
 _SAID: Final = "made up by a rehearsal"
@@ -158,9 +158,9 @@ class Answers:
 
         `payload` is that of the event, or a list of several, the newest first.
         """
-        told = told_object(request, payload)
-        if told is not None:
-            return told
+        found = find_object(request, payload)
+        if found is not None:
+            return found
         if request.url.host == STRIPE:
             return self._stripe.answer(request)
         return {} if request.method in READS else {"id": "rehearsal"}
@@ -199,7 +199,7 @@ class RecordingTransport(httpx.AsyncBaseTransport):
         if given is not None:
             return httpx.Response(given.status, json=given.json)
         run.invented.append(text)
-        return httpx.Response(200, json=self._answers.answer(request, run.told))
+        return httpx.Response(200, json=self._answers.answer(request, run.known))
 
     def _only_reads(self, request: httpx.Request) -> bool:
         return request.method in READS or any(fits(request.url, glob) for glob in self._reads)
@@ -252,7 +252,26 @@ def make_stand_in(name: str, function: Callable[[], AsyncIterator[Any]]) -> "Sta
     return HttpStandIn(name) if is_client else StandIn(name)
 
 
-class StandIn:
+class _Enterable:
+    """Can be entered by `with` and `async with`."""
+
+    __slots__ = ()
+
+    def _entered(self) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self._entered()
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def __aenter__(self) -> Any:
+        return self._entered()
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class StandIn(_Enterable):
     """A resource, or an attribute of one."""
 
     def __init__(self, path: str) -> None:
@@ -269,16 +288,6 @@ class StandIn:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         _record(self._path, args, kwargs)
         return StandInAnswer(self._path)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class HttpStandIn(StandIn):
@@ -319,7 +328,7 @@ def _send(method: str, run: RehearsedRun, outage: Outage | None) -> httpx.Respon
         return client.request(method, "https://resource.invalid")
 
 
-class StandInAnswer(str):
+class StandInAnswer(_Enterable, str):
     """The result of a call, or an attribute of it.
 
     It is a str that can be awaited, entered, called, indexed and stored.
@@ -350,15 +359,8 @@ class StandInAnswer(str):
         return
         yield
 
-    async def __aenter__(self) -> StandIn:
+    def _entered(self) -> Any:
         return StandIn(str(self))
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> StandIn:
-        return StandIn(str(self))
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def without_stand_ins(value: Any) -> Any:

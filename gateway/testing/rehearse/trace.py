@@ -80,6 +80,11 @@ class Step:
     outages: tuple[Outage, ...] = ()
     """The ways in which a call can fail."""
 
+    @property
+    def at(self) -> str:
+        """The place in brackets, for the description of a schedule, or nothing."""
+        return f" ({self.place})" if self.place else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Once:
@@ -128,7 +133,7 @@ class RehearsedRun:
     """One run of a handler's body."""
 
     root: Path
-    told: list[Any] = field(default_factory=list)
+    known: list[Any] = field(default_factory=list)
     """The payloads that are known at this point, the newest first.
 
     A request for an object is answered with the object from these payloads, if one has it.

@@ -1,9 +1,11 @@
-"""Replace parts of Python while handlers are rehearsed: the clock, `smtplib`, warnings."""
+"""Isolate handlers: refuse what leaves the rehearsal, and replace the clock, mail and sleep."""
 
 import asyncio
 import datetime
+import multiprocessing.util
 import re
 import smtplib
+import socket
 import sys
 import time
 import warnings
@@ -12,11 +14,153 @@ from contextlib import contextmanager
 from datetime import UTC, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TextIO
+from typing import Any, Final, Protocol, TextIO
 
-from gateway.testing.guard import current_guard, is_users
+from gateway.testing.drivers import find_unguarded, wrap_drivers
+from gateway.testing.guard import (
+    Escape,
+    Guard,
+    GuardedLoop,
+    as_text,
+    current_guard,
+    guarding,
+    is_users,
+    opens_own,
+)
 from gateway.testing.rehearse.services import MAIL
 from gateway.testing.rehearse.trace import Forgotten, current_run
+
+CURIOUS: Final = frozenset({"platform", "ctypes.util", "uuid"})
+RESOURCE_TRACKER: Final = "multiprocessing.resource_tracker"
+_SPAWN: Final = multiprocessing.util.spawnv_passfds
+
+
+class Outlet(Protocol):
+    """The only way to connect from a process whose connections the kernel refuses."""
+
+    def connect(self, address: str | tuple[str, int]) -> socket.socket:
+        """Return a connected socket. Raises OSError."""
+
+    def take_attempts(self) -> list[str]:
+        """Return the addresses that the kernel has refused since the last call."""
+
+
+class RehearsalGuard(Guard):
+    """Refuses every connection, program and file outside the rehearsal.
+
+    With an outlet the kernel refuses connections too, including those of libraries that bypass
+    Python.
+    """
+
+    refuses_programs = True
+    refuses_files = True
+
+    def __init__(self, root: Path, outlet: Outlet | None = None) -> None:
+        reason = "a rehearsal reaches nothing outside, also not {target}"
+        super().__init__(root, reason, is_in_run=lambda: current_run() is not None)
+        self._outlet = outlet
+
+    def clear(self) -> None:
+        """Forget all records before the next handler."""
+        self.found()
+        self.escapes.clear()
+        self.blocking.clear()
+
+    def found(self) -> list[Escape]:
+        """Return the refused attempts."""
+        if self._outlet is not None:
+            for target in self._outlet.take_attempts():
+                escape = Escape(target=target, is_program=False, place=None)
+                self.escapes.setdefault(target, escape)
+        return list(self.escapes.values())
+
+    def find_unguarded(self) -> tuple[str, ...]:
+        """Return the imported packages whose connections, if they open any, are not refused."""
+        return () if self._outlet is not None else tuple(find_unguarded())
+
+    def spawn(self, path: Any, args: Sequence[Any], passfds: Any) -> int:
+        """Replace multiprocessing's function to start a process, which has no audit event.
+
+        Its resource tracker is started, because it only cleans up.
+        """
+        if not any(RESOURCE_TRACKER in as_text(arg) for arg in args):
+            self.refuse("a copy of this process", is_program=True)
+        return _SPAWN(path, args, passfds)
+
+    def _check_program(self, name: str) -> None:
+        if not _asks_about_machine():
+            super()._check_program(name)
+
+
+class ImportGuard(RehearsalGuard):
+    """Allows programs during imports: a module that asks git for its version does no harm."""
+
+    refuses_programs = False
+
+    def spawn(self, path: Any, args: Sequence[Any], passfds: Any) -> int:
+        return _SPAWN(path, args, passfds)
+
+
+class RehearsalLoop(GuardedLoop):
+    """The event loop of a rehearsal: the gateway's own connections use the outlet."""
+
+    def __init__(self, outlet: Outlet | None = None) -> None:
+        super().__init__()
+        self._outlet = outlet
+
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
+        if self._outlet is not None and host is not None and opens_own():
+            if options.get("ssl"):
+                options.setdefault("server_hostname", host)
+            options["sock"], host, port = self._outlet.connect((host, int(port))), None, None
+        return await super().create_connection(protocol_factory, host, port, **options)
+
+    async def create_unix_connection(
+        self, protocol_factory: Any, path: Any = None, **options: Any
+    ) -> Any:
+        if self._outlet is not None and path is not None and opens_own():
+            options["sock"], path = self._outlet.connect(as_text(path)), None
+        return await super().create_unix_connection(protocol_factory, path, **options)
+
+    def call_exception_handler(self, context: Mapping[str, Any]) -> None:
+        """Report no errors of the tasks that a killed run left behind: a run reports its own."""
+        if self.guard is None:
+            super().call_exception_handler(dict(context))
+
+
+@contextmanager
+def rehearsing(guard: RehearsalGuard) -> Iterator[None]:
+    """Activate the guard while the block runs, also for processes that multiprocessing starts."""
+    wrap_drivers()
+    with guarding(guard):
+        multiprocessing.util.spawnv_passfds = guard.spawn
+        try:
+            yield
+        finally:
+            multiprocessing.util.spawnv_passfds = _SPAWN
+
+
+@contextmanager
+def guarding_imports(root: Path) -> Iterator[None]:
+    """Refuse connections while the project's modules are imported.
+
+    A connection that is opened then could be used for as long as it stays open.
+    """
+    with rehearsing(ImportGuard(root)):
+        yield
+
+
+def _asks_about_machine() -> bool:
+    """Return whether the standard library itself starts a program, to learn about the machine."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__") in CURIOUS:
+            return True
+    return False
+
 
 LATER: Final = timedelta(days=100, hours=5, minutes=7)
 """By how much the clock advances: every unit that a key may be made of changes, up to a quarter."""
@@ -96,31 +240,19 @@ def _later_time() -> float:
     return time.time() + _LATER_S
 
 
-def _later_time_ns() -> int:
-    return time.time_ns() + int(_LATER_S) * 1_000_000_000
-
-
-def _later_gmtime(seconds: float | None = None) -> time.struct_time:
-    return time.gmtime(_later_time() if seconds is None else seconds)
-
-
-def _later_localtime(seconds: float | None = None) -> time.struct_time:
-    return time.localtime(_later_time() if seconds is None else seconds)
-
-
-def _later_strftime(format: str, moment: Any = None) -> str:
-    return time.strftime(format, _later_localtime() if moment is None else moment)
-
-
 def _stand_ins() -> Mapping[int, Any]:
     """Return what replaces each class, function and module, by the identity of the original."""
     classes = {"datetime": _LaterDatetime, "date": _LaterDate}
     functions = {
         "time": _later_time,
-        "time_ns": _later_time_ns,
-        "gmtime": _later_gmtime,
-        "localtime": _later_localtime,
-        "strftime": _later_strftime,
+        "time_ns": lambda: time.time_ns() + int(_LATER_S) * 1_000_000_000,
+        "gmtime": lambda seconds=None: time.gmtime(_later_time() if seconds is None else seconds),
+        "localtime": lambda seconds=None: time.localtime(
+            _later_time() if seconds is None else seconds
+        ),
+        "strftime": lambda format, moment=None: time.strftime(
+            format, time.localtime(_later_time()) if moment is None else moment
+        ),
     }
     found: dict[int, Any] = {}
     for module, own in ((datetime, classes), (time, functions)):
@@ -204,7 +336,7 @@ REPLACED: Final[Mapping[str, Callable[..., object]]] = {
 
 
 _NEVER_AWAITED: Final = re.compile(r"coroutine '(.+)' was never awaited")
-_OURS: Final = re.compile(r"(?:Watched)?(?P<owner>Context|Database)\.(?P<method>\w+)")
+_OURS: Final = re.compile(r"(?:Rehearsed)?(?P<owner>Context|Database)\.(?P<method>\w+)")
 _OWNERS: Final = {"Context": "ctx", "Database": "ctx.db"}
 
 
