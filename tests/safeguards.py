@@ -1775,7 +1775,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what is counted for a scrape is bounded",
-        "gateway/ledger/figures.sql",
+        "gateway/ledger/health.sql",
         "        limit $3\n    ) few\n) dead;",
         "    ) few\n) dead;",
         "tests/integration/test_metrics.py::test_no_more_is_counted_than_its_bound",

@@ -6,7 +6,7 @@ and encryption continue as before. Its current name is displayed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -55,6 +55,9 @@ class Names:
         """Return rows and documents with current names in place of identities."""
         if isinstance(value, list):
             return [self.labelled(item) for item in value]
+        if is_dataclass(value) and not isinstance(value, type):
+            held = {item.name: getattr(value, item.name) for item in fields(value)}
+            return replace(value, **self.labelled(held))
         if not isinstance(value, dict):
             return value
         return {key: self._labelled(key, item) for key, item in value.items()}

@@ -1,5 +1,6 @@
 """The command `alerts`: firing alerts and a test of their destinations."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -50,23 +51,21 @@ def _tested(row: Any) -> dict[str, Any]:
 
 
 def _row(row: AlertRow) -> dict[str, Any]:
-    count = f"{row['count']:,}{'+' if row['count_capped'] else ''}"
-    told = ", ".join(map(_told, row["told"])) or "nobody"
-    return {**row, "count": count, "note": _note(row), "told": told}
+    count = f"{row.count:,}{'+' if row.count_capped else ''}"
+    told = ", ".join(map(_told, row.told)) or "nobody"
+    return {**asdict(row), "count": count, "note": _note(row), "told": told}
 
 
 def _note(row: AlertRow) -> str | None:
-    if row["paused"] is not None:
-        why = f": {row['paused']['reason']}" if row["paused"]["reason"] else ""
-        return f"paused by {row['paused']['actor']}{why}"
-    if row["orphaned"]:
-        return "no worker has this handler"
-    return row["error"]
+    if row.paused is not None:
+        why = f": {row.paused.reason}" if row.paused.reason else ""
+        return f"paused by {row.paused.actor}{why}"
+    return "no worker has this handler" if row.orphaned else row.error
 
 
-def _told(told: AlertReceipt) -> str:
-    if told["status"] == "sent" and told["sent_at"] is not None:
-        return f"{told['destination']} {ago(told['sent_at'])}"
-    failed = "given up" if told["status"] == "failed" else "to be sent"
-    why = f", {told['error']}" if told["error"] else ""
-    return f"{told['destination']} {failed}{why}"
+def _told(receipt: AlertReceipt) -> str:
+    if receipt.status == "sent" and receipt.sent_at is not None:
+        return f"{receipt.destination} {ago(receipt.sent_at)}"
+    failed = "given up" if receipt.status == "failed" else "to be sent"
+    why = f", {receipt.error}" if receipt.error else ""
+    return f"{receipt.destination} {failed}{why}"

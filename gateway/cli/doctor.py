@@ -13,9 +13,8 @@ from gateway.api.operations.health import DOCTOR, DoctorParams
 from gateway.base.units import format_count
 from gateway.cli.asking import AsJson, Url, ask
 from gateway.cli.output import console, print_json, printable, printable_lines
-from gateway.operations.doctor.configuration import read_installation
-from gateway.operations.doctor.examine import examine
-from gateway.operations.doctor.finding import Finding
+from gateway.operations.health.doctor import examine
+from gateway.operations.health.findings import Finding, read_installation
 
 STYLES: Final = {"problem": "bold red", "warning": "yellow", "ok": "green"}
 """Sorted with the worst level first."""

@@ -28,8 +28,7 @@ from gateway.ledger.connection import connect
 from gateway.ledger.migrate import check_version, read_schema
 from gateway.ledger.migrate import migrate as apply_migrations
 from gateway.ledger.names import find_lost_handlers, prepare_routes, settle_names
-from gateway.operations.status.attention import advise_lost
-from gateway.operations.status.engines import find_expiries
+from gateway.operations.health.attention import advise_lost, find_expiries
 from gateway.providers.provider import Integrity
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")]

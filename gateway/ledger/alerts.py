@@ -6,10 +6,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-import asyncpg
 import orjson
-from typing_extensions import TypedDict
 
+from gateway.config.routes import Alerts
 from gateway.ledger.connection import QUERIES, Executor
 
 LOCK: Final = 0x616C657274
@@ -102,9 +101,9 @@ class Details:
     """Whether no worker has the handler."""
 
 
-async def start_look(ledger: Executor, now: datetime | None) -> datetime | None:
+async def start_evaluation(ledger: Executor, now: datetime | None) -> datetime | None:
     """Return the time by the ledger's clock, or None while another worker evaluates alerts."""
-    [row] = await ledger.fetch(QUERIES["start_look"], LOCK, now)
+    [row] = await ledger.fetch(QUERIES["start_evaluation"], LOCK, now)
     return row["at"] if row["is_mine"] else None
 
 
@@ -114,75 +113,54 @@ async def load_alerts(ledger: Executor) -> list[Alert]:
     return [Alert(**(dict(row) | {"kind": AlertKind(row["kind"])})) for row in rows]
 
 
-async def look_dead(ledger: Executor, *, enough: int, until: datetime) -> list[AlertFinding]:
-    """Return handlers with dead letters, and whether enough of them are new."""
-    rows = await ledger.fetch(QUERIES["look_dead"], until, enough)
+async def find_conditions(
+    ledger: Executor, alerts: Alerts, *, at: datetime, until: datetime
+) -> list[AlertFinding]:
+    """Return the conditions that may deserve an alert.
+
+    Dead letters and effects count up to `until`. Handlers with fewer than are worth a notification
+    are returned too, so that their alert stands.
+    """
+    asked = (
+        (AlertKind.DEAD, alerts.dead, QUERIES["find_dead_alerts"], (until, alerts.dead)),
+        (AlertKind.BACKLOG, alerts.backlog, QUERIES["find_backlog_alerts"], (at - alerts.backlog,)),
+        (
+            AlertKind.EFFECTS,
+            alerts.effects,
+            QUERIES["find_effect_alerts"],
+            (until, alerts.effects, MOST_COUNTED),
+        ),
+    )
     return [
-        AlertFinding(
-            kind=AlertKind.DEAD, route=r["route"], handler=r["handler"], is_enough=r["n"] >= enough
-        )
-        for r in rows
+        AlertFinding(kind=kind, **row)
+        for kind, is_on, query, arguments in asked
+        if is_on
+        for row in await ledger.fetch(query, *arguments)
     ]
-
-
-async def look_effects(ledger: Executor, *, enough: int, until: datetime) -> list[AlertFinding]:
-    """Return handlers with effects with an unknown outcome, and whether enough of them are new."""
-    rows = await ledger.fetch(QUERIES["look_effects"], until, enough, MOST_COUNTED)
-    return [
-        AlertFinding(
-            kind=AlertKind.EFFECTS,
-            route=r["route"],
-            handler=r["handler"],
-            is_enough=r["n"] >= enough,
-        )
-        for r in rows
-    ]
-
-
-async def look_backlog(ledger: Executor, *, due_before: datetime) -> list[AlertFinding]:
-    """Return handlers with a delivery that has been due for too long."""
-    rows = await ledger.fetch(QUERIES["look_backlog"], due_before)
-    return [AlertFinding(kind=AlertKind.BACKLOG, **row) for row in rows]
 
 
 async def describe_alerts(
     ledger: Executor, keys: Iterable[Key], at: datetime | None = None
 ) -> dict[Key, Details]:
     """Return the current details of each alert. An alert that is over has none."""
-    found: dict[Key, Details] = {}
     asked = list(keys)
-    routes, handlers = _columns(asked, AlertKind.DEAD)
-    for r in await ledger.fetch(QUERIES["describe_dead"], routes, handlers, MOST_COUNTED):
-        found[AlertKind.DEAD, r["route"], r["handler"]] = Details(
-            count=r["n"], since=r["since"], untold=r["untold"], error=r["error"]
-        )
-    routes, handlers = _columns(asked, AlertKind.EFFECTS)
-    for r in await ledger.fetch(QUERIES["describe_effects"], routes, handlers, MOST_COUNTED):
-        found[AlertKind.EFFECTS, r["route"], r["handler"]] = Details(
-            count=r["n"], since=r["since"], untold=r["untold"], error=r["error"]
-        )
-    routes, handlers = _columns(asked, AlertKind.BACKLOG)
-    for r in await ledger.fetch(QUERIES["describe_backlog"], routes, handlers, MOST_COUNTED, at):
-        found[AlertKind.BACKLOG, r["route"], r["handler"]] = Details(
-            count=r["n"], since=r["since"], pause=_pause(r), orphaned=r["orphaned"]
-        )
-    return found
-
-
-def _pause(row: asyncpg.Record) -> HandlerPause | None:
-    if row["paused_at"] is None:
-        return None
-    return HandlerPause(
-        handler=row["paused_handler"],
-        actor=row["paused_by"],
-        since=row["paused_at"],
-        reason=row["paused_why"],
+    queries: tuple[tuple[AlertKind, str, tuple[object, ...]], ...] = (
+        (AlertKind.DEAD, QUERIES["describe_dead"], ()),
+        (AlertKind.EFFECTS, QUERIES["describe_effects"], ()),
+        (AlertKind.BACKLOG, QUERIES["describe_backlog"], (at,)),
     )
-
-
-def _columns(keys: Sequence[Key], kind: AlertKind) -> tuple[list[str], list[str]]:
-    mine = [key for key in keys if key[0] is kind]
-    return [route for _, route, _ in mine], [handler for _, _, handler in mine]
+    found = {}
+    for kind, query, more in queries:
+        routes = [route for other, route, _ in asked if other is kind]
+        handlers = [handler for other, _, handler in asked if other is kind]
+        for row in await ledger.fetch(query, routes, handlers, MOST_COUNTED, *more):
+            columns = dict(row)
+            key = (kind, columns.pop("route"), columns.pop("handler"))
+            paused = [name for name in columns if name.startswith("pause_")]
+            pause = {name.removeprefix("pause_"): columns.pop(name) for name in paused}
+            is_paused = pause.get("since") is not None
+            found[key] = Details(**columns, pause=HandlerPause(**pause) if is_paused else None)
+    return found
 
 
 async def keep_alert(ledger: Executor, alert: Alert) -> None:
@@ -199,7 +177,8 @@ async def keep_alert(ledger: Executor, alert: Alert) -> None:
     )
 
 
-class AlertReceipt(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertReceipt:
     """The notification of one destination about an alert."""
 
     destination: str
@@ -211,16 +190,21 @@ class AlertReceipt(TypedDict):
     error: str | None
 
 
-class AlertPauseRow(TypedDict):
-    """The pause of a handler."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertPause:
+    """The pause of a handler with an alert."""
 
     actor: str
     since: datetime
     reason: str | None
 
 
-class AlertRow(TypedDict):
-    """An active alert."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRow:
+    """An active alert, with current counts.
+
+    It has no details if the condition ended since the last evaluation.
+    """
 
     kind: str
     route: str
@@ -230,7 +214,7 @@ class AlertRow(TypedDict):
     count: int
     count_capped: bool
     error: str | None
-    paused: AlertPauseRow | None
+    paused: AlertPause | None
     orphaned: bool
     told_at: datetime | None
     rounds: int
@@ -238,49 +222,38 @@ class AlertRow(TypedDict):
 
 
 async def list_alerts(ledger: Executor) -> list[AlertRow]:
-    """Return the active alerts, oldest first, with current counts."""
+    """Return the active alerts, oldest first."""
     standing = [alert for alert in await load_alerts(ledger) if alert.stands]
     details = await describe_alerts(ledger, [alert.key for alert in standing])
     told: dict[Key, list[AlertReceipt]] = {}
     for row in await ledger.fetch(QUERIES["list_messages"]):
-        key = (AlertKind(row["kind"]), row["route"], row["handler"])
-        told.setdefault(key, []).append(_told(row))
-    return [_row_of(alert, details.get(alert.key), told.get(alert.key, [])) for alert in standing]
-
-
-def _row_of(alert: Alert, details: Details | None, told: list[AlertReceipt]) -> AlertRow:
-    """Return the row of an alert.
-
-    It has no details if the alert ended since the last evaluation.
-    """
-    pause = details.pause if details else None
-    return {
-        "kind": alert.kind.value,
-        "route": alert.route,
-        "handler": alert.handler,
-        "raised_at": alert.raised_at,
-        "since": details.since if details else None,
-        "count": details.count if details else 0,
-        "count_capped": details is not None and details.count == MOST_COUNTED,
-        "error": details.error if details else None,
-        "paused": {"actor": pause.actor, "since": pause.since, "reason": pause.reason}
-        if pause
-        else None,
-        "orphaned": details.orphaned if details else False,
-        "told_at": alert.told_at if alert.round else None,
-        "rounds": alert.round,
-        "told": told if alert.round else [],
-    }
-
-
-def _told(row: asyncpg.Record) -> AlertReceipt:
-    return {
-        "destination": row["destination"],
-        "status": row["status"],
-        "sent_at": row["sent_at"],
-        "attempts": row["attempts"],
-        "error": row["error"],
-    }
+        columns = dict(row)
+        key = (AlertKind(columns.pop("kind")), columns.pop("route"), columns.pop("handler"))
+        told.setdefault(key, []).append(AlertReceipt(**columns))
+    rows = []
+    for alert in standing:
+        known = details.get(alert.key)
+        pause = known.pause if known else None
+        rows.append(
+            AlertRow(
+                kind=alert.kind.value,
+                route=alert.route,
+                handler=alert.handler,
+                raised_at=alert.raised_at,
+                since=known.since if known else None,
+                count=known.count if known else 0,
+                count_capped=known is not None and known.count == MOST_COUNTED,
+                error=known.error if known else None,
+                paused=AlertPause(actor=pause.actor, since=pause.since, reason=pause.reason)
+                if pause
+                else None,
+                orphaned=known is not None and known.orphaned,
+                told_at=alert.told_at if alert.round else None,
+                rounds=alert.round,
+                told=told.get(alert.key, []) if alert.round else [],
+            )
+        )
+    return rows
 
 
 SENDING: Final = timedelta(minutes=1)

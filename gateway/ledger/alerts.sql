@@ -1,6 +1,6 @@
--- name: start_look
--- Whether this worker may look now, and the time: one at a time does, until the end of its transaction.
--- A worker that is stopped while it looks must not keep the others from it.
+-- name: start_evaluation
+-- Whether this worker may evaluate alerts now, and the time: one at a time does, until the end of its transaction.
+-- A worker that is stopped meanwhile must not keep the others from it.
 select pg_try_advisory_xact_lock($1) as is_mine, coalesce($2, now()) as at
 from set_config('idle_in_transaction_session_timeout', '30s', true) as bounded;
 
@@ -10,9 +10,9 @@ select kind, route, handler, raised_at, cleared_at, round, told_at, told_through
 from gateway.alerts
 order by raised_at, kind, route, handler;
 
--- name: look_dead
--- Handlers with dead letters, and how many of theirs nobody was told of, up to as many as matter
--- (deliveries_dead_of, from one handler to the next). $1: until when they count, $2: as many as matter.
+-- name: find_dead_alerts
+-- Handlers with dead letters, and whether at least $2 of them were not reported yet
+-- (deliveries_dead_of, from one handler to the next). $1: until when they count.
 with recursive handlers as (
     (
         select route, handler from gateway.deliveries
@@ -30,7 +30,7 @@ with recursive handlers as (
         limit 1
     ) following
 )
-select h.route, h.handler, untold.n
+select h.route, h.handler, untold.n >= $2 as is_enough
 from handlers h
 left join gateway.alerts a on a.kind = 'dead' and a.route = h.route and a.handler = h.handler
 cross join lateral (
@@ -45,14 +45,14 @@ cross join lateral (
     ) d
 ) untold;
 
--- name: look_effects
--- Handlers with effects of unknown outcome, and how many of theirs were not reported yet, up to as many as matter
--- (effects_unknown, the newest). $1: until when they count, $2: as many as matter, $3: how many are looked at.
+-- name: find_effect_alerts
+-- Handlers with effects of unknown outcome, and whether at least $2 of them were not reported yet (effects_unknown, the
+-- newest $3). $1: until when they count.
 select f.route, f.handler,
-       least(count(*) filter (
+       count(*) filter (
            where f.unknown_at <= $1
              and f.unknown_at > coalesce(case when a.told_through <= $1 then a.told_through end, timestamptz '-infinity')
-       ), $2) as n
+       ) >= $2 as is_enough
 from (
     select d.route, d.handler, few.unknown_at
     from (
@@ -66,7 +66,7 @@ from (
 left join gateway.alerts a on a.kind = 'effects' and a.route = f.route and a.handler = f.handler
 group by f.route, f.handler;
 
--- name: look_backlog
+-- name: find_backlog_alerts
 -- Handlers with a delivery that is due since before $1, and whether they are paused (deliveries_due,
 -- from one handler to the next).
 with recursive handlers as (
@@ -102,7 +102,7 @@ where oldest.due_at < $1;
 -- name: describe_dead
 -- The dead letters of these handlers: how many, up to $3, how many of them nobody was told of, since when,
 -- and why the last one died (deliveries_dead_of).
-select k.route, k.handler, d.n, d.untold, oldest.finished_at as since, latest.error
+select k.route, k.handler, d.n as count, d.untold, oldest.finished_at as since, latest.error
 from unnest($1::text[], $2::text[]) as k (route, handler)
 left join gateway.alerts a on a.kind = 'dead' and a.route = k.route and a.handler = k.handler
 cross join lateral (
@@ -134,7 +134,7 @@ cross join lateral (
 -- name: describe_effects
 -- The effects of unknown outcome of these handlers among the newest $3: how many, how many of them were not reported
 -- yet, since when, and how the last call ended (effects_unknown).
-select f.route, f.handler, count(*) as n,
+select f.route, f.handler, count(*) as count,
        count(*) filter (where f.unknown_at > a.told_through is not false) as untold,
        min(f.unknown_at) as since, (array_agg(f.error order by f.unknown_at desc))[1] as error
 from (
@@ -154,8 +154,8 @@ group by f.route, f.handler;
 -- name: describe_backlog
 -- What is due of these handlers at $4: how many, up to $3, since when, who paused them, and whether a
 -- worker has them (deliveries_due).
-select k.route, k.handler, d.n, oldest.due_at as since, p.handler as paused_handler,
-       p.actor as paused_by, p.since as paused_at, p.reason as paused_why, not exists (
+select k.route, k.handler, d.n as count, oldest.due_at as since, p.handler as pause_handler,
+       p.actor as pause_actor, p.since as pause_since, p.reason as pause_reason, not exists (
            select from gateway.workers w where k.route || ' ' || k.handler = any (w.handlers)
        ) as orphaned
 from unnest($1::text[], $2::text[]) as k (route, handler)
@@ -250,7 +250,7 @@ delete from gateway.alert_messages where destination <> all ($1::text[]);
 
 -- name: list_messages
 -- The last message of each alert to each destination, and whether it got there (primary key).
-select kind, route, handler, destination, status, attempts, error, sent_at, next_at
+select kind, route, handler, destination, status, attempts, error, sent_at
 from gateway.alert_messages
 order by kind, route, handler, destination;
 

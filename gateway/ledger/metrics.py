@@ -17,13 +17,13 @@ from prometheus_client.registry import Collector
 from gateway.base.errors import StorageUnavailable
 from gateway.base.names import NO_NAMES, Names
 from gateway.ledger.connection import TROUBLE, Pool, close_quietly, connect, describe
-from gateway.ledger.figures import LedgerCounts, read_figures
+from gateway.ledger.health import MOST_HANDLERS, LedgerHealth, read_health
 from gateway.ledger.migrate import read_migrations
 from gateway.telemetry.metrics import CachedQuestion, LoopMonitor, MetricRegistry, Samples, each
 
 READ_WITHIN_S: Final = 4.0
 KNOWN_FOR_S: Final = 60.0
-"""Older figures are not shown: their absence is more informative."""
+"""An older reading is not shown: its absence is more informative."""
 
 PER_HANDLER: Final = ("route", "handler")
 log = structlog.get_logger("gateway.metrics")
@@ -38,35 +38,35 @@ class LedgerGauges(Collector):
         self._url = url
         self._lately = lately
         self._clock = clock
-        self._figures: LedgerCounts | None = None
+        self._health: LedgerHealth | None = None
         self._read_at = clock() - KNOWN_FOR_S
         self._is_up = False
 
     async def read(self) -> None:
-        """Read the figures.
+        """Read the health of the ledger.
 
-        If the ledger does not respond, the previous ones stay valid for a while.
+        If the ledger does not respond, the previous reading stays valid for a while.
         """
         try:
             async with asyncio.timeout(READ_WITHIN_S):
-                figures = await self._ask()
+                health = await self._read_once()
         except (StorageUnavailable, *TROUBLE) as error:
             if self._is_up:
-                log.warning("figures_not_read", error=describe(error))
+                log.warning("ledger_health_not_read", error=describe(error))
             self._is_up = False
         else:
-            self._figures, self._read_at, self._is_up = figures, self._clock(), True
+            self._health, self._read_at, self._is_up = health, self._clock(), True
 
-    async def _ask(self) -> LedgerCounts:
+    async def _read_once(self) -> LedgerHealth:
         connection = await connect(self._url, name="gateway metrics")
         try:
-            return await read_figures(connection, self._lately)
+            return await read_health(connection, self._lately)
         finally:
             await close_quietly(connection)
 
     def collect(self) -> Iterable[Metric]:
         age_s = self._clock() - self._read_at
-        known = self._figures if age_s < KNOWN_FOR_S else None
+        known = self._health if age_s < KNOWN_FOR_S else None
         yield GaugeMetricFamily(
             "gateway_ledger_up", "Whether the ledger answered.", float(self._is_up)
         )
@@ -76,38 +76,51 @@ class LedgerGauges(Collector):
                 family.add_metric(values, value)
             yield family
         age = GaugeMetricFamily(
-            "gateway_ledger_age_seconds", "How old the figures of the ledger are."
+            "gateway_ledger_age_seconds", "Age of the last reading of the ledger."
         )
         if known:
             age.add_metric((), age_s)
         yield age
 
 
-def _backlog(counts: LedgerCounts) -> Samples:
-    for key, found in counts.unsettled.items():
-        yield (*key, "due"), found.due
-        yield (*key, "later"), found.later
-        yield (*key, "held"), found.held
+def _backlog(health: LedgerHealth) -> Samples:
+    for key, backlog in health.backlogs.items():
+        for state in ("due", "later", "held"):
+            yield (*key, state), getattr(backlog, state)
 
 
-def _oldest(counts: LedgerCounts) -> Samples:
-    for key, found in counts.unsettled.items():
-        since = found.oldest_due_at or counts.at
-        yield key, (counts.at - since).total_seconds()
+def _oldest(health: LedgerHealth) -> Samples:
+    for key, backlog in health.backlogs.items():
+        since = backlog.oldest_due_at or health.at
+        yield key, (health.at - since).total_seconds()
 
 
-def _unknown_effects(counts: LedgerCounts) -> Samples:
-    for key in {**counts.unsettled, **counts.unknown_effects}:
-        yield key, counts.unknown_effects.get(key, 0)
+def _count_backlogs(name: str) -> Callable[[LedgerHealth], Samples]:
+    """Return a function that reads one count of each handler's backlog."""
+    return lambda health: ((key, getattr(found, name)) for key, found in health.backlogs.items())
 
 
-def _orphaned(counts: LedgerCounts) -> Samples:
-    for key, found in counts.unsettled.items() if counts.workers else ():
-        if found.due + found.later + found.held and key not in counts.served:
-            yield key, 1
+def _unknown_effects(health: LedgerHealth) -> Samples:
+    for key in {**health.backlogs, **health.unknown_effects}:
+        yield key, health.unknown_effects.get(key, 0)
 
 
-GAUGES: Final[Sequence[tuple[str, str, Sequence[str], Callable[[LedgerCounts], Samples]]]] = (
+def _paused(health: LedgerHealth) -> Samples:
+    """For a paused route the handler is empty."""
+    return [((pause.route, pause.handler or ""), 1) for pause in health.pauses[:MOST_HANDLERS]]
+
+
+def _reconcile_failed(health: LedgerHealth) -> Samples:
+    for run in health.reconciles:
+        yield (run["route"],), float(run["status"] == "failed")
+
+
+def _value(name: str) -> Callable[[LedgerHealth], Samples]:
+    """Return a function that reads one number."""
+    return lambda health: [((), getattr(health, name))]
+
+
+GAUGES: Final[Sequence[tuple[str, str, Sequence[str], Callable[[LedgerHealth], Samples]]]] = (
     (
         "gateway_backlog_deliveries",
         "Deliveries that wait: due, later, or held until it is their turn.",
@@ -124,13 +137,13 @@ GAUGES: Final[Sequence[tuple[str, str, Sequence[str], Callable[[LedgerCounts], S
         "gateway_suspect_deliveries",
         "Deliveries that wait to run alone, since a worker was lost twice while they ran.",
         PER_HANDLER,
-        lambda counts: ((key, found.suspects) for key, found in counts.unsettled.items()),
+        _count_backlogs("suspects"),
     ),
     (
         "gateway_dead_deliveries",
         "Dead letters that stand.",
         PER_HANDLER,
-        lambda counts: ((key, found.dead) for key, found in counts.unsettled.items()),
+        _count_backlogs("dead"),
     ),
     (
         "gateway_unknown_effects",
@@ -142,56 +155,56 @@ GAUGES: Final[Sequence[tuple[str, str, Sequence[str], Callable[[LedgerCounts], S
         "gateway_running_deliveries",
         "Deliveries that run, in any worker.",
         PER_HANDLER,
-        lambda counts: counts.running.items(),
+        lambda health: health.running.items(),
     ),
     (
         "gateway_paused",
         "1 for each handler that is paused, or whole route.",
         PER_HANDLER,
-        lambda counts: ((key, 1) for key in counts.paused),
+        _paused,
     ),
     (
         "gateway_orphaned",
         "1 for each handler with deliveries that wait, and that no worker has.",
         PER_HANDLER,
-        _orphaned,
+        lambda health: ((key, 1) for key in health.backlogs if health.is_orphaned(key)),
     ),
     (
         "gateway_reconcile_gaps",
         "Events that a provider sent and that never came, by what became of them.",
         ("route", "status"),
-        lambda counts: counts.gaps.items(),
+        lambda health: health.gaps.items(),
     ),
     (
         "gateway_reconcile_failed",
         "Whether the last reconcile failed.",
         ("route",),
-        lambda counts: (((r,), float(s == "failed")) for r, s in counts.reconciles.items()),
+        _reconcile_failed,
     ),
-    ("gateway_workers", "Workers that live.", (), lambda counts: [((), counts.workers)]),
+    ("gateway_workers", "Workers that live.", (), lambda health: [((), len(health.workers))]),
     (
         "gateway_alerts_unheard",
         "Messages of alerts that did not get through.",
         (),
-        lambda counts: [((), counts.unheard)],
+        _value("unheard"),
     ),
     (
         "gateway_ledger_schema",
         "The version of the ledger's schema.",
         (),
-        lambda counts: [((), counts.schema_version)],
+        _value("schema_version"),
     ),
     (
         "gateway_ledger_connections",
         "Connections to the Postgres server.",
         (),
-        lambda counts: [((), counts.connections)],
+        _value("connections"),
     ),
     (
         "gateway_ledger_max_connections",
         "How many it allows.",
         (),
-        lambda counts: [((), counts.max_connections)],
+        _value("max_connections"),
     ),
 )
 """Name, help, labels and samples of each gauge of the ledger."""
@@ -269,7 +282,7 @@ class ProcessMetrics:
         self._text, self._stale_at = b"", 0.0
 
     def watch_ledger(self, url: str, *, lately: timedelta) -> None:
-        """Read the gauges of the ledger on demand. `lately` is as in `read_figures`."""
+        """Read the gauges of the ledger on demand. `lately` is as in `read_health`."""
         gauges = LedgerGauges(url, lately=lately)
         self.registry.register(gauges)
         self._askings.append(CachedQuestion(gauges.read))

@@ -23,8 +23,8 @@ from gateway.config.project import load_project
 from gateway.config.routes import load_config
 from gateway.config.settings import load_settings
 from gateway.dev.embedded import Postgres, Redis
-from gateway.operations.doctor.configuration import check_configuration, read_installation
-from gateway.operations.doctor.credentials import check_credentials
+from gateway.operations.health.configuration import check_configuration, check_credentials
+from gateway.operations.health.findings import read_installation
 from gateway.providers import PROVIDERS
 from tests.support.forked import Death
 from tests.support.in_process import in_project

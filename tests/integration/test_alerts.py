@@ -19,12 +19,12 @@ from gateway.ledger.alerts import (
     MOST_COUNTED,
     SENDING,
     list_alerts,
-    start_look,
+    start_evaluation,
 )
 from gateway.ledger.connection import PREPARED_ONCE, Pool, open_pool
 from gateway.operations.alerts.message import make_message
 from gateway.operations.alerts.sender import AlertSender
-from gateway.operations.status.look import read_status
+from gateway.operations.health.reading import read_snapshot_alone
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.receiver import OK, Received, Receiver, answer, receiving
 from tests.support.waiting import until
@@ -202,8 +202,8 @@ async def test_a_paused_handler_is_said_to_be_paused_and_alarms_nobody(
     assert data(request)["paused"]["reason"] == "mail is down"
     assert data(request)["command"] == f"gateway resume stripe {paused}".strip()
     [row] = await list_alerts(pool)
-    assert row["paused"] is not None
-    assert row["paused"]["actor"] == "ann"
+    assert row.paused is not None
+    assert row.paused.actor == "ann"
     await ledger.run("delete from gateway.pauses")
     assert await tell(teller, NOW + 20 * HOUR) == 0  # it may catch up
     assert await tell(teller, NOW + 21 * HOUR) == 1
@@ -229,15 +229,15 @@ async def test_a_worker_does_not_decide_while_another_one_does(
     teller = make_teller(pool, by_webhook(receiver))
     async with pool.acquire() as other, other.transaction():
         await other.execute("select pg_advisory_xact_lock($1)", LOCK)
-        assert await teller.look(NOW) == []
-    assert len(await teller.look(NOW)) == 1
+        assert await teller.evaluate(NOW) == []
+    assert len(await teller.evaluate(NOW)) == 1
 
 
 async def test_a_worker_that_is_stopped_while_it_looks_is_cut_off(pool: Pool) -> None:
     """Else it would keep the lock, and nobody would be told of anything."""
     async with pool.acquire() as stopped:
         async with stopped.transaction():
-            assert await start_look(stopped, None)
+            assert await start_evaluation(stopped, None)
             assert await stopped.fetchval("show idle_in_transaction_session_timeout") == "30s"
         assert await stopped.fetchval("show idle_in_transaction_session_timeout") == "0"
 
@@ -256,7 +256,7 @@ async def test_one_message_is_sent_by_one_worker_even_when_both_would(
     async with receiving(reply, OK) as receiver:
         await put(ledger, "dead", at=NOW - MINUTE)
         first, *others = [make_teller(pool, by_webhook(receiver)) for _ in range(4)]
-        await first.look(NOW)
+        await first.evaluate(NOW)
         sending = asyncio.create_task(first.send(NOW))
         await until(lambda: bool(receiver.requests))
         sent = await asyncio.gather(*(teller.send(NOW) for teller in others))
@@ -296,8 +296,8 @@ async def test_a_receiver_that_was_down_is_told_when_it_is_back(pool: Pool, ledg
         assert len({request.id for request in r.requests}) == 1
         assert len(r.requests) == 3  # after 10 s, and after 20 more
         [row] = await list_alerts(pool)
-        [told] = row["told"]
-        assert (told["status"], told["attempts"], told["error"]) == ("sent", 3, None)
+        [told] = row.told
+        assert (told.status, told.attempts, told.error) == ("sent", 3, None)
 
 
 async def test_a_receiver_that_stays_down_is_tried_for_as_long_as_it_stands(
@@ -312,8 +312,8 @@ async def test_a_receiver_that_stays_down_is_tried_for_as_long_as_it_stands(
         assert 24 <= len(r.requests) <= 24 + MOST_ATTEMPTS
         assert len({request.id for request in r.requests}) == 1
         [row] = await list_alerts(pool)
-        [told] = row["told"]
-        assert (told["status"], told["error"], told["sent_at"]) == ("waiting", "status 404", None)
+        [told] = row.told
+        assert (told.status, told.error, told.sent_at) == ("waiting", "status 404", None)
         assert "SECRET" not in str(await ledger.rows("select * from gateway.alert_messages"))
         r.replies[:] = [answer(200)]
         assert await tell(teller, NOW + 25 * HOUR) == 1
@@ -342,7 +342,7 @@ async def test_a_destination_that_was_taken_away_is_forgotten(
         await tell(make_teller(pool, both), NOW)
     await tell(make_teller(pool, by_webhook(receiver)), NOW + HOUR)
     [row] = await list_alerts(pool)
-    assert [told["destination"] for told in row["told"]] == ["webhook"]
+    assert [told.destination for told in row.told] == ["webhook"]
     assert len(receiver.requests) == 1
 
 
@@ -405,7 +405,7 @@ async def test_one_destination_that_fails_keeps_nothing_from_the_other(
     ]
     assert len(broken.requests) == 2
     [row] = await list_alerts(pool)
-    assert {told["destination"]: told["status"] for told in row["told"]} == {
+    assert {told.destination: told.status for told in row.told} == {
         "slack": "sent",
         "webhook": "waiting",
     }
@@ -428,7 +428,7 @@ async def test_a_receiver_that_never_answers_delays_nobody_for_long(
         await put(ledger, "dead", at=NOW - MINUTE)
         assert await tell(make_teller(pool, urls), NOW) == 0
         [row] = await list_alerts(pool)
-        errors = {told["destination"]: told["error"] or "" for told in row["told"]}
+        errors = {told.destination: told.error or "" for told in row.told}
         assert errors["webhook"].startswith("no answer within")
         assert errors["slack"].startswith("cannot connect")
 
@@ -438,7 +438,7 @@ async def test_nothing_is_sent_to_where_clouds_keep_credentials(pool: Pool, ledg
     await put(ledger, "dead", at=NOW - MINUTE)
     assert await tell(make_teller(pool, urls), NOW) == 0
     [row] = await list_alerts(pool)
-    assert "nothing is sent to 169.254.169.254" in (row["told"][0]["error"] or "")
+    assert "nothing is sent to 169.254.169.254" in (row.told[0].error or "")
 
 
 async def test_what_is_switched_off_ends_in_silence(
@@ -459,8 +459,8 @@ async def test_without_a_destination_alerts_are_listed_and_told_to_whoever_comes
     await put(ledger, "dead", count=2, at=NOW - MINUTE, error="boom")
     await tell(make_teller(pool, AlertDestinations()), NOW)
     [row] = await list_alerts(pool)
-    assert (row["kind"], row["count"], row["error"]) == ("dead", 2, "boom")
-    assert (row["told_at"], row["told"], row["rounds"]) == (None, [], 0)
+    assert (row.kind, row.count, row.error) == ("dead", 2, "boom")
+    assert (row.told_at, row.told, row.rounds) == (None, [], 0)
     assert await tell(make_teller(pool, by_webhook(receiver)), NOW + MINUTE) == 1
     assert data(receiver.requests[0])["new"] == 2
 
@@ -486,13 +486,13 @@ async def test_status_says_that_nobody_hears(
         await put(ledger, "dead", at=NOW - MINUTE, handler="a")
         await put(ledger, "dead", at=NOW - MINUTE, handler="b")
         await tell(teller, NOW)
-        status = await read_status(settings)
-        assert [row["handler"] for row in status["alerts"]] == ["a", "b"]
-        [unheard] = [a for a in status["attention"] if "get through" in a["text"]]
-        assert unheard["text"] == "alerts do not get through to webhook: status 410"
+        status = await read_snapshot_alone(settings)
+        assert [row.handler for row in status.alerts] == ["a", "b"]
+        [unheard] = [a for a in status.attention if "get through" in a.text]
+        assert unheard.text == "alerts do not get through to webhook: status 410"
         await tell(teller, NOW + MINUTE)
-        status = await read_status(settings)
-        assert not [a for a in status["attention"] if "get through" in a["text"]]
+        status = await read_snapshot_alone(settings)
+        assert not [a for a in status.attention if "get through" in a.text]
 
 
 async def test_a_worker_tells_by_itself_and_stops_cleanly(

@@ -26,9 +26,8 @@ from gateway.config.settings import Settings
 from gateway.dev.embedded import Postgres
 from gateway.ledger.connection import open_pool
 from gateway.ledger.statistics import REQUESTS, MinuteStats
-from gateway.operations.doctor.configuration import read_installation
-from gateway.operations.doctor.examine import examine
-from gateway.operations.doctor.finding import Finding, Installation, utc_now
+from gateway.operations.health.doctor import examine
+from gateway.operations.health.findings import Finding, Installation, read_installation, utc_now
 from gateway.providers import PROVIDERS
 from gateway.receive.spool.file import TORN
 from gateway.receive.spool.spool import SPOOL_DIRECTORY
@@ -327,7 +326,7 @@ async def test_a_role_whose_default_schema_is_the_ledger(
 async def test_a_transaction_that_somebody_left_open(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operations.doctor.postgres.LONG", timedelta())
+    monkeypatch.setattr("gateway.operations.health.postgres.LONG", timedelta())
     connection = await asyncpg.connect(database_url, server_settings={"application_name": "psql"})
     async with connection.transaction():
         await connection.fetchval("select 1")
@@ -542,7 +541,7 @@ async def test_a_spool_without_room_or_with_something_in_it(
     (spool / f"1{TORN}").touch()
     findings = await examine(place(settings, setting={"spool_size": 1024**5}))
     assert "and the spool may take" in found(findings, "warning")
-    assert "cannot be read / acknowledged events may be in it" in found(findings, "problem")
+    assert f"cannot be read: {spool}/1{TORN} / acknowledged events" in found(findings, "problem")
 
 
 async def test_a_route_whose_sender_never_retries_without_a_spool(settings: Settings) -> None:

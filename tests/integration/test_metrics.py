@@ -12,9 +12,10 @@ from prometheus_client.registry import Collector
 
 from gateway import Context, Event
 from gateway.base.model import Status
-from gateway.ledger import figures as figures_module
+from gateway.ledger import health as ledger_health
 from gateway.ledger.deliveries import settle
-from gateway.ledger.figures import read_figures
+from gateway.ledger.health import read_health
+from gateway.ledger.metrics import GAUGES
 from gateway.processes.work import Worker
 from gateway.receive.metrics import Metrics
 from tests.support.away import nobody_gets_in
@@ -103,22 +104,24 @@ async def test_the_gauges_tell_what_the_ledger_holds(filled: str) -> None:
 async def test_no_more_is_counted_than_its_bound(
     filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures_module, "MOST_COUNTED", 2)
-    monkeypatch.setattr(figures_module, "MOST_HANDLERS", 1)
+    monkeypatch.setattr(ledger_health, "MOST_COUNTED", 2)
+    monkeypatch.setattr(ledger_health, "MOST_HANDLERS", 1)
+    monkeypatch.setattr("gateway.ledger.metrics.MOST_HANDLERS", 1)
     connection = await asyncpg.connect(filled)
-    figures = await read_figures(connection, LATELY)
+    health = await read_health(connection, LATELY)
     await connection.close()
-    [found] = figures.unsettled.values()
+    [found] = health.backlogs.values()
     assert found == replace(found, due=2, later=2, held=2, dead=2, most=2)
-    assert sum(figures.running.values()) == 2
-    assert sum(figures.gaps.values()) == 4
-    assert len(figures.paused) == 1
+    assert sum(health.running.values()) == 2
+    assert sum(health.gaps.values()) == 4
+    [paused] = [read for name, _, _, read in GAUGES if name == "gateway_paused"]
+    assert len(list(paused(health))) == 1
 
 
 def test_with_many_handlers_fewer_of_each_are_counted() -> None:
-    assert figures_module.most_of(0) == figures_module.most_of(2) == 10_000
-    assert figures_module.most_of(10) == 2_000
-    assert figures_module.most_of(200) == 100
+    assert ledger_health.most_of(0) == ledger_health.most_of(2) == 10_000
+    assert ledger_health.most_of(10) == 2_000
+    assert ledger_health.most_of(200) == 100
 
 
 async def test_a_ledger_that_is_away_is_told_with_what_was_known(

@@ -448,9 +448,9 @@ async def test_people_see_the_current_names_and_may_type_former_ones(
         [pause] = await desk.ask(PAUSES, PausesParams())
         assert (pause["route"], pause["handler"]) == ("payments", NEW)
         status = await desk.ask(STATUS, StatusParams())
-        assert [(h["route"], h["handler"]) for h in status["handlers"]] == [("payments", NEW)]
-        assert [route["route"] for route in status["routes"]] == ["payments"]
-        assert any(NEW in found["text"] for found in status["attention"])
+        assert [(h.route, h.handler) for h in status.handlers] == [("payments", NEW)]
+        assert [route.route for route in status.routes] == ["payments"]
+        assert any(NEW in found.text for found in status.attention)
         assert OLD not in str(status)
     assert await ledger.row("select route, handler from gateway.pauses") == {
         "route": "stripe",

@@ -52,10 +52,10 @@ def statements_of(*files: str) -> set[str]:
 
 
 LOOKING: Final = {
-    *statements_of("operations/status/ledger"),
+    *statements_of("operations/health/reading", "ledger/health"),
     *statements_of("ledger/statistics") - {"add_tallies"},
     *("list_dead", "count_causes", "group_dead", "has_dead_beyond", "list_all_audit"),
-    *("list_workers", "list_alerts", "list_messages"),
+    *("list_alerts", "list_messages"),
     *("list_secret_uses", "list_reloads", "count_keys", "list_rejected", "group_rejected"),
     "count_items",
     *("list_pauses", "list_bulk", "find_bulk", "list_deliveries", "list_names"),
@@ -63,9 +63,7 @@ LOOKING: Final = {
 }
 """Of `status`, `dead`, `audit`, `bulk`, `alerts` and their like."""
 TELLING: Final = statements_of("ledger/alerts") - {"note_test"}
-MEASURING: Final = statements_of("ledger/figures") | {
-    *("list_pauses", "last_reconciliations"),
-}
+MEASURING: Final = statements_of("ledger/health") | {"list_pauses", "last_reconciliations"}
 """For /metrics."""
 CLAIMING: Final = {"claim", "find_claims", "end_windows", "advance"}
 RUN_BY: Final = {
@@ -90,7 +88,7 @@ RUN_BY: Final = {
     | {"alive", "set_back", "leave", "publish", "add_tallies", "find_paused", "forget_rejected"},
     OPERATOR: CLAIMING
     | LOOKING
-    | statements_of("operations/inspect", "operations/doctor/postgres", "operations/doctor/ledger")
+    | statements_of("operations/inspect", "operations/health/postgres", "operations/health/doctor")
     | statements_of("ledger/bulk", "ledger/pauses", "ledger/retention", "ledger/erasure")
     | {"read_limits", "find_delivery", "list_effects", "replay", "count_effects_of", "discard"}
     | statements_of("ledger/partitions")

@@ -12,10 +12,10 @@ from gateway.config.settings import Settings
 from gateway.ledger.connection import open_pool
 from gateway.ledger.reloads import DONE, REFUSED, SecretUses, forget_reload, keep_reload
 from gateway.ledger.statistics import keeping
-from gateway.operations.doctor.configuration import read_installation
-from gateway.operations.doctor.examine import examine
-from gateway.operations.status.look import read_status
-from gateway.operations.status.report import RouteState, StatusReport
+from gateway.operations.health.doctor import examine
+from gateway.operations.health.findings import read_installation
+from gateway.operations.health.reading import read_snapshot_alone
+from gateway.operations.health.snapshot import HealthSnapshot, RouteState
 from tests.integration.test_status import shown, told
 from tests.support.ledger import Reader
 from tests.support.workers import make_settings
@@ -70,16 +70,16 @@ async def put(ledger: Reader, secret: str, last_used: timedelta) -> None:
 
 async def attention(settings: Settings) -> str:
     """What it says of secrets: here nobody works."""
-    lines = told(await read_status(settings)).splitlines()
+    lines = told(await read_snapshot_alone(settings)).splitlines()
     return "\n".join(line for line in lines if "no worker is alive" not in line)
 
 
-def only(status: StatusReport) -> RouteState:
-    [route] = status["routes"]
+def only(status: HealthSnapshot) -> RouteState:
+    [route] = status.routes
     return route
 
 
-def lines(status: StatusReport) -> list[str]:
+def lines(status: HealthSnapshot) -> list[str]:
     """What the screen says of secrets."""
     found = [line.partition("Secrets ") for line in shown(status).splitlines()]
     return [text.strip() for _, mark, text in found if mark]
@@ -93,10 +93,10 @@ async def test_processes_add_up_and_a_restart_forgets_nothing(
         *(use(database_url, ("env:OLD", earlier), ("env:NEW", later), times=5) for _ in range(4))
     )
     await use(database_url, ("env:NEW", earlier), times=2)  # by a process whose clock is behind
-    new, old = only(await read_status(settings))["secrets"]
-    assert (new["secret"], new["uses"], new["last_used_at"]) == ("env:NEW", 22, later)
-    assert (old["secret"], old["uses"], old["last_used_at"]) == ("env:OLD", 20, earlier)
-    assert new["first_used_at"] == later
+    new, old = only(await read_snapshot_alone(settings)).secrets
+    assert (new.secret, new.uses, new.last_used_at) == ("env:NEW", 22, later)
+    assert (old.secret, old.uses, old.last_used_at) == ("env:OLD", 20, earlier)
+    assert new.first_used_at == later
 
 
 async def test_what_the_ledger_does_not_take_is_added_later(
@@ -113,12 +113,12 @@ async def test_what_the_ledger_does_not_take_is_added_later(
     await uses.flush(pool)
     await uses.flush(pool)
     await pool.close()
-    assert only(await read_status(settings))["secrets"][0]["uses"] == 2
+    assert only(await read_snapshot_alone(settings)).secrets[0].uses == 2
 
 
 async def test_no_clock_can_name_a_time_to_come(settings: Settings, database_url: str) -> None:
     await use(database_url, ("env:NEW", now() + 5 * DAY))
-    used_at = only(await read_status(settings))["secrets"][0]["last_used_at"]
+    used_at = only(await read_snapshot_alone(settings)).secrets[0].last_used_at
     assert used_at is not None
     assert used_at <= now()
 
@@ -135,16 +135,18 @@ async def test_what_nothing_uses_is_forgotten_in_the_end(database_url: str, ledg
 async def test_status_says_which_secrets_there_are_and_which_one_can_go(
     settings: Settings, ledger: Reader
 ) -> None:
-    assert lines(await read_status(settings)) == ["stripe: env:NEW never used; env:OLD never used"]
+    assert lines(await read_snapshot_alone(settings)) == [
+        "stripe: env:NEW never used; env:OLD never used"
+    ]
     await put(ledger, "env:OLD", 2 * DAY)
     await put(ledger, "env:NEW", timedelta(minutes=3))
-    told_then = lines(await read_status(settings))
+    told_then = lines(await read_snapshot_alone(settings))
     assert told_then == ["stripe: env:NEW used 3m ago; env:OLD used 2d ago"]
     await ledger.run(
         "update gateway.secret_uses set last_used_at = now() - interval '4 d 1 h'"
         " where secret = 'env:OLD'"
     )
-    told_then = lines(await read_status(settings))
+    told_then = lines(await read_snapshot_alone(settings))
     assert told_then == ["stripe: env:NEW used 3m ago; env:OLD used 4d ago: it can go"]
     assert await attention(settings) == ""
 
@@ -154,14 +156,14 @@ async def test_a_route_at_rest_is_not_told_to_throw_its_secret_away(
 ) -> None:
     await put(ledger, "env:NEW", 20 * DAY)
     await put(ledger, "env:OLD", 40 * DAY)
-    told_then = lines(await read_status(settings))
+    told_then = lines(await read_snapshot_alone(settings))
     assert told_then == ["stripe: env:NEW used 20d ago; env:OLD used 40d ago: it can go"]
 
 
 async def test_one_secret_that_lasts_is_in_the_json_only(settings: Settings) -> None:
     write_routes(settings, "[env:ONE]")
-    status = await read_status(settings)
-    assert only(status)["secrets"][0]["secret"] == "env:ONE"
+    status = await read_snapshot_alone(settings)
+    assert only(status).secrets[0].secret == "env:ONE"
     assert lines(status) == []
 
 
@@ -173,7 +175,7 @@ async def test_an_expiry_is_told_where_it_matters(settings: Settings, ledger: Re
     hour = timedelta(hours=1)
     write_routes(settings, expiring("env:NEW", 3 * DAY + hour))
     assert await attention(settings) == ""
-    [line] = lines(await read_status(settings))
+    [line] = lines(await read_snapshot_alone(settings))
     assert line.endswith("env:OLD never used, expires in 3d")
     await put(ledger, "env:OLD", 2 * hour)
     assert await attention(settings) == (
@@ -186,7 +188,7 @@ async def test_an_expiry_is_told_where_it_matters(settings: Settings, ledger: Re
     assert await attention(settings) == (
         "warning: env:OLD of stripe expired 3d ago / take it out of routes.yaml"
     )
-    [line] = lines(await read_status(settings))
+    [line] = lines(await read_snapshot_alone(settings))
     assert line.endswith("env:OLD used 2h ago, expired 3d ago: it can go")
 
 
@@ -204,7 +206,7 @@ async def test_that_none_will_be_left_is_a_problem_before_and_after(
         "problem: every secret of stripe has expired: all its requests are refused"
         " / put in what the sender signs with now: docs/secrets.md"
     )
-    [line] = lines(await read_status(settings))
+    [line] = lines(await read_snapshot_alone(settings))
     assert "it can go" not in line
 
 
@@ -259,13 +261,13 @@ async def test_a_refused_reload_is_told_until_one_is_done_or_the_process_ends(
         "insert into gateway.reloads values ('gone', 1, now() - interval '8 d', 'refused', 'x')"
     )
     await keep_reload(pool, REFUSED, "file:/a, which is empty")
-    status = await read_status(settings)
-    [reload] = status["reloads"]
-    assert (reload["outcome"], reload["error"]) == ("refused", "file:/a, which is empty")
+    status = await read_snapshot_alone(settings)
+    [reload] = status.reloads
+    assert (reload.outcome, reload.error) == ("refused", "file:/a, which is empty")
     assert "goes on with the secrets that it had: file:/a, which is empty" in told(status)
     assert any("refused a reload" in line for line in await found(settings))
     await keep_reload(pool, DONE, None)
     assert await attention(settings) == ""
     await forget_reload(pool)
-    assert (await read_status(settings))["reloads"] == []
+    assert (await read_snapshot_alone(settings)).reloads == []
     await pool.close()

@@ -13,7 +13,7 @@ from gateway.base.errors import EngineFailed, StorageUnavailable
 from gateway.dev.embedded import Postgres
 from gateway.ledger.connection import connect
 from gateway.ledger.servers import is_pooled
-from gateway.operations.doctor.credentials import check_postgres_encryption
+from gateway.operations.health.environment import check_postgres_encryption
 from gateway.queue.connection import connect_redis, describe_redis
 from tests.support.certificates import Authority, Pair
 from tests.support.needs import lacks
@@ -235,7 +235,7 @@ async def test_the_doctor_says_how_postgres_is_reached(
     level: str,
     told: str,
 ) -> None:
-    monkeypatch.setattr("gateway.operations.doctor.credentials.LOCAL_HOSTS", frozenset())
+    monkeypatch.setattr("gateway.operations.health.environment.LOCAL_HOSTS", frozenset())
     url = url_of(tls_postgres.port, authority, client).replace("verify-full", mode)
     connection = await connect(url, name="test")
     [finding] = await check_postgres_encryption(url, connection)
@@ -247,7 +247,7 @@ async def test_the_doctor_says_how_postgres_is_reached(
 async def test_the_doctor_says_that_a_way_is_in_the_clear(
     engine_dir: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operations.doctor.credentials.LOCAL_HOSTS", frozenset())
+    monkeypatch.setattr("gateway.operations.health.environment.LOCAL_HOSTS", frozenset())
     with pgbouncer(engine_dir / "clear", postgres.url) as clear:
         connection = await connect(clear.url(), name="test")
         [finding] = await check_postgres_encryption(clear.url(), connection)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.operations.doctor.credentials import check_redis_encryption
+from gateway.operations.health.environment import check_redis_encryption
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,20 @@ import os
 
 from gateway.api.operation import Operation, Params
 from gateway.operations.context import OperationContext
-from gateway.operations.doctor.examine import examine
-from gateway.operations.doctor.finding import Finding, Installation
-from gateway.operations.status.look import look
-from gateway.operations.status.report import StatusReport
+from gateway.operations.health.doctor import examine
+from gateway.operations.health.findings import Finding, Installation
+from gateway.operations.health.reading import read_snapshot
+from gateway.operations.health.snapshot import HealthSnapshot
 
 
 class StatusParams(Params):
     """No parameters."""
 
 
-async def _status(office: OperationContext, _: StatusParams) -> StatusReport:
+async def _status(office: OperationContext, _: StatusParams) -> HealthSnapshot:
     routes = () if office.loaded is None else office.loaded.config.routes
     async with office.session() as session:
-        return await look(office.settings, session, routes)
+        return await read_snapshot(office.settings, session, routes)
 
 
 STATUS = Operation(
@@ -26,7 +26,7 @@ STATUS = Operation(
     path="/status",
     summary="What needs attention, then rates, backlog and engines; the spool is the answerer's.",
     params=StatusParams,
-    result=StatusReport,
+    result=HealthSnapshot,
     run=_status,
 )
 

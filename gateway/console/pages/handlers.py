@@ -11,13 +11,13 @@ from gateway.console.request import PREFIX, ConsoleRequest, back_to
 async def show_handlers(visit: ConsoleRequest) -> Response:
     """Show the handlers of the project, and handlers that only the ledger still has."""
     status = await visit.ask(STATUS)
-    known = {(state["route"], state["handler"]): state for state in status["handlers"]}
+    known = {(state.route, state.handler): state for state in status.handlers}
     subscribed = {s.key: s for s in visit.project.registry.subscriptions}
     pauses = await visit.ask(PAUSES)
     return visit.page(
         "handlers.html",
         title="Handlers",
-        now=status["at"],
+        now=status.at,
         places=sorted(known.keys() | subscribed.keys()),
         known=known,
         subscribed=subscribed,

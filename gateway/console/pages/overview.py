@@ -13,7 +13,7 @@ from gateway.console.charts import Chart, fill
 from gateway.console.pages.routes import sendable_types
 from gateway.console.request import ConsoleRequest
 from gateway.ledger.statistics import History, Span, read_history
-from gateway.operations.status.report import HandlerState
+from gateway.operations.health.snapshot import HandlerState
 
 SPANS: Final = {
     "1h": Span(length=timedelta(hours=1), step=timedelta(minutes=1)),
@@ -44,18 +44,18 @@ async def show_overview(visit: ConsoleRequest) -> Response:
         "overview.html",
         title="Overview",
         status=status,
-        now=status["at"],
+        now=status.at,
         chosen=chosen if chosen in SPANS else "1h",
         spans=SPANS,
         charts=_charts(history, span),
         history=history,
-        waiting=sum(handler["pending"] for handler in status["handlers"]),
-        oldest_at=_oldest(status["handlers"]),
-        running=sum(handler["running"] for handler in status["handlers"]),
-        dead=sum(handler["dead"] for handler in status["handlers"]),
-        unknown=sum(handler["unknown_effects"] for handler in status["handlers"]),
-        capped={state for handler in status["handlers"] for state in handler["capped"]},
-        is_new=all(route["last_event_at"] is None for route in status["routes"]),
+        waiting=sum(handler.pending for handler in status.handlers),
+        oldest_at=_oldest(status.handlers),
+        running=sum(handler.running for handler in status.handlers),
+        dead=sum(handler.dead for handler in status.handlers),
+        unknown=sum(handler.unknown_effects for handler in status.handlers),
+        capped={state for handler in status.handlers for state in handler.capped},
+        is_new=all(route.last_event_at is None for route in status.routes),
         doors=project.config.doors,
         first_types={
             route.name: next(iter(sendable_types(route, project.registry)), None)
@@ -76,5 +76,5 @@ def _charts(history: History, span: Span) -> list[Chart]:
 
 
 def _oldest(handlers: Sequence[HandlerState]) -> datetime | None:
-    due = [handler["oldest_due_at"] for handler in handlers]
+    due = [handler.oldest_due_at for handler in handlers]
     return min((at for at in due if at is not None), default=None)

@@ -29,9 +29,9 @@ async def show_routes(visit: ConsoleRequest) -> Response:
     return visit.page(
         "routes.html",
         title="Routes",
-        now=status["at"],
+        now=status.at,
         routes=project.config.routes,
-        states={state["route"]: state for state in status["routes"]},
+        states={state.route: state for state in status.routes},
         handlers=handlers,
         types={
             route.name: sendable_types(route, project.registry) for route in project.config.doors

@@ -13,7 +13,7 @@ from gateway.base.units import format_duration
 from gateway.config.settings import PREFIX, Settings
 from gateway.console.request import ConsoleRequest
 from gateway.ledger.connection import QUERIES
-from gateway.operations.status.report import StatusReport
+from gateway.operations.health.snapshot import HealthSnapshot
 
 HIDDEN: Final = "set (not shown)"
 LEVELS: Final = ("problem", "warning", "ok")
@@ -25,7 +25,7 @@ async def show_system(visit: ConsoleRequest) -> Response:
     return visit.page(
         "system.html",
         title="System",
-        now=status["at"],
+        now=status.at,
         status=status,
         python=platform.python_version(),
         settings=_settings(visit.office.settings),
@@ -58,11 +58,11 @@ def _shown(settings: Settings, name: str, written: Mapping[str, object]) -> str:
 
 
 def _schedule(
-    visit: ConsoleRequest, status: StatusReport
+    visit: ConsoleRequest, status: HealthSnapshot
 ) -> list[tuple[str, timedelta, datetime | None]]:
     """Return the scheduled jobs, their interval and their last run."""
     settings = visit.office.settings
-    last = {run["route"]: run["started_at"] for run in status["reconciles"]}
+    last = {run.route: run.started_at for run in status.reconciles}
     return [
         ("due deliveries, lost leases, retention (every worker)", settings.sweep, None),
         ("counts for charts and alerts (every process)", settings.sweep, None),

@@ -21,21 +21,18 @@ from gateway.http.outbound import OutboundClient
 from gateway.ledger.alerts import (
     Alert,
     AlertFinding,
-    AlertKind,
     AlertMessage,
     Details,
     Key,
     describe_alerts,
+    find_conditions,
     forget_destinations,
     keep_alert,
     load_alerts,
-    look_backlog,
-    look_dead,
-    look_effects,
     note_sent,
     note_unsent,
     put_message,
-    start_look,
+    start_evaluation,
     take_messages,
 )
 from gateway.ledger.connection import (
@@ -91,13 +88,13 @@ class AlertSender:
         if not self._has_begun:
             await forget_destinations(self._ledger, self._names)
             self._has_begun = True
-        await self.look(now)
+        await self.evaluate(now)
         return await self.send(now)
 
-    async def look(self, now: datetime | None = None) -> list[AlertDecision]:
+    async def evaluate(self, now: datetime | None = None) -> list[AlertDecision]:
         """Store changed alerts and their due messages in one transaction."""
         async with self._ledger.acquire() as connection, connection.transaction():
-            at = await start_look(connection, now)
+            at = await start_evaluation(connection, now)
             if at is None:  # another worker is checking
                 return []
             decisions = await self._decide(connection, at)
@@ -129,39 +126,24 @@ class AlertSender:
 
     async def _decide(self, connection: Pooled, at: datetime) -> list[AlertDecision]:
         standing = {alert.key: alert for alert in await load_alerts(connection)}
-        found = {finding.key: finding for finding in await self._find(connection, at)}
+        findings = await find_conditions(connection, self._alerts, at=at, until=at - COMMITTING)
+        found = {finding.key: finding for finding in findings}
         judged = (
             self._judge(standing.get(key), found.get(key), key, at)
             for key in dict.fromkeys([*standing, *found])
         )
         return [decision for decision in judged if decision is not None]
 
-    async def _find(self, connection: Pooled, at: datetime) -> list[AlertFinding]:
-        found: list[AlertFinding] = []
-        if self._alerts.dead:
-            until = at - COMMITTING
-            found += await look_dead(connection, enough=self._alerts.dead, until=until)
-        if self._alerts.backlog:
-            found += await look_backlog(connection, due_before=at - self._alerts.backlog)
-        if self._alerts.effects:
-            until = at - COMMITTING
-            found += await look_effects(connection, enough=self._alerts.effects, until=until)
-        return found
-
     def _judge(
         self, alert: Alert | None, finding: AlertFinding | None, key: Key, at: datetime
     ) -> AlertDecision | None:
-        is_on = {
-            AlertKind.DEAD: self._alerts.dead,
-            AlertKind.BACKLOG: self._alerts.backlog,
-            AlertKind.EFFECTS: self._alerts.effects,
-        }[key[0]]
+        is_on = bool(self._names) and bool(getattr(self._alerts, key[0].value))
         return judge(
             alert,
             finding,
             repeat=self._alerts.repeat,
             at=at,
-            tells=bool(self._names) and bool(is_on),
+            tells=is_on,
         )
 
     async def _keep(self, connection: Pooled, decisions: list[AlertDecision], at: datetime) -> None:

@@ -107,8 +107,9 @@ from (
 group by route, status;
 
 -- name: measure_server
--- The time, connections, the schema, and alerts that do not get through.
-select now() as at,
+-- The time, the version, connections, the schema, and alerts that do not get through. Backends are counted as everybody
+-- may see them.
+select now() as at, current_setting('server_version') as version,
        (select sum(numbackends)::integer from pg_stat_database) as connections,
        current_setting('max_connections')::integer as max_connections,
        (select max(version) from gateway.migrations) as schema_version,

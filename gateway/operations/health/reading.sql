@@ -26,15 +26,6 @@ group by route, handler
 having min(free_at) > now()
 order by route, handler;
 
--- name: describe_server
--- The server, and what the ledger takes of it. Backends are counted as everybody may see them.
-select current_setting('server_version') as version,
-       current_setting('max_connections')::integer as max_connections,
-       (select sum(numbackends)::integer from pg_stat_database) as connections,
-       (select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
-        from pg_class c join pg_namespace n on n.oid = c.relnamespace
-        where n.nspname = 'gateway' and c.relkind = 'r') as size_bytes;
-
 -- name: list_sizes
 -- What each table of the ledger takes, with its indexes and all its days, and about how many rows it has, as
 -- Postgres last counted them, if it did.

@@ -1,6 +1,7 @@
 -- name: read_durability
--- Whether commits survive.
-select current_setting('fsync') as fsync, current_setting('full_page_writes') as full_page_writes,
+-- The version, and whether commits survive.
+select current_setting('server_version') as version, current_setting('fsync') as fsync,
+       current_setting('full_page_writes') as full_page_writes,
        current_setting('synchronous_commit') as synchronous_commit;
 
 -- name: read_defaults

@@ -1,15 +1,17 @@
-"""Check that connections to servers are encrypted, and that their certificates are verified."""
+"""Check that settings, routes, handlers and secrets can be read, and report every problem."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from gateway.base.errors import ConfigInvalid
-from gateway.base.networks import split_hosts
-from gateway.base.redis_urls import read_redis_url
 from gateway.base.secrets import SecretRef, SecretUnusable, resolve, resolve_token
-from gateway.config.development import read_secrets, stand_ins
+from gateway.base.units import format_count
+from gateway.config.development import read_secrets, read_up, stand_ins
+from gateway.config.registry import Registry
 from gateway.config.routes import (
+    Config,
     Route,
     check_alerts,
     check_destinations,
@@ -17,10 +19,21 @@ from gateway.config.routes import (
     check_keys,
     valid_references,
 )
-from gateway.ledger.connection import QUERIES, Connection
-from gateway.ledger.servers import is_pooled
-from gateway.operations.doctor.finding import Finding, Installation, ok, problem, warning
-from gateway.operations.status.engines import find_expiries
+from gateway.config.settings import Settings
+from gateway.operations.health.attention import find_expiries
+from gateway.operations.health.findings import (
+    HANDLERS,
+    LOCAL,
+    ROUTES,
+    SETTINGS,
+    Check,
+    Finding,
+    Installation,
+    ok,
+    problem,
+    run_checks,
+    warning,
+)
 
 SHORT: Final = 16
 """A secret with fewer characters can be guessed from one signed request."""
@@ -33,8 +46,133 @@ TELLING: Final = {
     "github_pat_": "a GitHub token",
     "gho_": "a GitHub token",
 }
+SIGNING_SECRETS: Final = {
+    "stripe": "the endpoint (Dashboard, Developers, Webhooks)",
+    "github": "the hook (Settings, Webhooks)",
+}
+"""Where a provider shows its signing secret."""
+
+SHAPES: Final = (
+    Check(
+        lambda s: s["text"][0] == s["text"][-1] and s["text"][0] in "\"'",
+        "problem",
+        "{ref} stands in quotes",
+        "take them away: they count as its own",
+    ),
+    Check(
+        lambda s: s["other"] is not None,
+        "problem",
+        "{ref} is {other}",
+        "put in the signing secret of {where}",
+    ),
+    Check(
+        lambda s: s["is_stripe"] and not s["text"].startswith("whsec_"),
+        "problem",
+        "{ref} does not begin with whsec_",
+        "put in the signing secret of {where}",
+    ),
+    Check(
+        lambda s: s["length"] < SHORT,
+        "warning",
+        "{ref} has only {length} characters",
+        "make a longer one",
+    ),
+    Check(
+        lambda s: any(char.isspace() for char in s["text"]),
+        "warning",
+        "{ref} has a space in it",
+        "is it one secret, and all of it?",
+    ),
+)
 KEYS: Final = "keys"
-LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def check_configuration(installation: Installation) -> Iterator[Finding]:
+    """Report the settings, routes and handlers that were read."""
+    yield from _urls(installation)
+    yield from _admin_token(installation.settings)
+    if installation.config is not None:
+        yield _routes(installation.config)
+        yield from _allowed(installation.settings, installation.config)
+        yield from _unenforced(installation.config)
+    if installation.registry is not None:
+        yield from _handlers(installation.registry)
+
+
+def _urls(installation: Installation) -> Iterator[Finding]:
+    settings = installation.settings
+    is_up = read_up(settings.data_dir) is not None
+    for variable, url in (
+        ("GATEWAY_DATABASE_URL", settings.database_url),
+        ("GATEWAY_REDIS_URL", settings.redis_url),
+    ):
+        if url is None:
+            yield problem(
+                SETTINGS,
+                f"{variable} is not set",
+                "`gateway serve` and `gateway worker` need it; `gateway up` brings its own",
+            )
+        elif variable in installation.environ or not is_up:
+            yield ok(SETTINGS, f"{variable} is set")
+        else:
+            yield ok(SETTINGS, f"{variable} is that of the running `gateway up`")
+
+
+def _admin_token(settings: Settings) -> Iterator[Finding]:
+    if settings.admin_token is None:
+        yield ok(SETTINGS, "GATEWAY_ADMIN_TOKEN is not set: there is no Admin API")
+        return
+    if len(set(settings.admin_token.get_secret_value())) < 8:
+        yield warning(
+            SETTINGS,
+            "GATEWAY_ADMIN_TOKEN has fewer than 8 different characters",
+            "make one that nobody guesses: `openssl rand -hex 32`",
+        )
+        return
+    yield ok(SETTINGS, "GATEWAY_ADMIN_TOKEN is set: there is an Admin API")
+
+
+def _routes(config: Config) -> Finding:
+    names = ", ".join(route.name for route in config.routes)
+    return ok(ROUTES, f"{config.file}: {format_count(len(config.routes), 'route')} ({names})")
+
+
+def _allowed(settings: Settings, config: Config) -> Iterator[Finding]:
+    """Warn if `allow` is used behind a proxy that is not trusted.
+
+    `serve` has no TLS. If senders use https, a proxy terminates it, and requests come from its
+    address.
+    """
+    listed = [route.name for route in config.routes if route.allow is not None]
+    behind = (settings.public_url or "").startswith("https://")
+    if listed and behind and settings.trusted_proxies is None:
+        yield warning(
+            ROUTES,
+            f"{', '.join(listed)[:80]}: `allow` sees the address of your proxy, not the senders'",
+            "name the proxy in GATEWAY_TRUSTED_PROXIES",
+        )
+
+
+def _unenforced(config: Config) -> Iterator[Finding]:
+    for route in config.doors:
+        if not route.enforce:
+            yield warning(
+                ROUTES,
+                f"{route.name} has enforce: false, which is ignored outside of `gateway up`",
+                "what is not verified is refused in production; take it out of the file",
+            )
+
+
+def _handlers(registry: Registry) -> Iterator[Finding]:
+    count = len(registry.subscriptions)
+    if not count:
+        yield warning(
+            HANDLERS,
+            "no route has a handler: events are kept, and nothing is run",
+            "add a module to `handlers` of a route: `gateway new handler` makes one",
+        )
+    else:
+        yield ok(HANDLERS, f"{format_count(count, 'handler loads', 'handlers load')}")
 
 
 def check_credentials(installation: Installation) -> Iterator[Finding]:
@@ -81,29 +219,17 @@ def _expiries(installation: Installation, route: Route) -> Iterator[Finding]:
 
 
 def _shape(route: Route, ref: SecretRef, text: str) -> Iterator[Finding]:
-    about = _about(route)
+    """Return the first finding about the form of a secret."""
     other = next((what for start, what in TELLING.items() if text.startswith(start)), None)
-    if text[0] == text[-1] and text[0] in "\"'":
-        yield problem(about, f"{ref} stands in quotes", "take them away: they count as its own")
-    elif other is not None:
-        yield problem(about, f"{ref} is {other}", f"put in the signing secret of {_where(route)}")
-    elif route.provider.name == "stripe" and not text.startswith("whsec_"):
-        yield problem(
-            about,
-            f"{ref} does not begin with whsec_",
-            f"put in the signing secret of {_where(route)}",
-        )
-    elif len(text) < SHORT:
-        yield warning(about, f"{ref} has only {len(text)} characters", "make a longer one")
-    elif any(char.isspace() for char in text):
-        yield warning(about, f"{ref} has a space in it", "is it one secret, and all of it?")
-
-
-def _where(route: Route) -> str:
-    return {
-        "stripe": "the endpoint (Dashboard, Developers, Webhooks)",
-        "github": "the hook (Settings, Webhooks)",
-    }.get(route.provider.name, "the sender")
+    row = {
+        "ref": ref,
+        "text": text,
+        "other": other,
+        "length": len(text),
+        "is_stripe": route.provider.name == "stripe",
+        "where": SIGNING_SECRETS.get(route.provider.name, "the sender"),
+    }
+    yield from islice(run_checks(_about(route), SHAPES, row), 1)
 
 
 def _api_key(installation: Installation, route: Route) -> Iterator[Finding]:
@@ -200,56 +326,3 @@ def _made_up(installation: Installation) -> Iterator[Finding]:
 
 def _about(route: Route) -> str:
     return f"route {route.name}"
-
-
-LOCAL_HOSTS: Final = frozenset({"", "localhost", "127.0.0.1", "::1"})
-VERIFIED: Final = "verify-full"
-DEMANDED: Final = frozenset({"require", "verify-ca", VERIFIED})
-"""With any other mode, asyncpg falls back to plain text if the server has no TLS."""
-
-READ: Final = "anyone on the way can read and change it"
-FAKED: Final = "encrypted, but anyone on the way can pose as the server"
-
-
-async def check_postgres_encryption(url: str, connection: Connection) -> list[Finding]:
-    """Check the connection to Postgres, or to the pooler in front of it."""
-    hosts, options = _hosts(url), parse_qs(urlsplit(split_hosts(url)[0]).query)
-    mode = options.get("sslmode", ["prefer"])[-1]
-    is_encrypted = mode in DEMANDED
-    if not is_pooled(connection):
-        is_encrypted = bool(await connection.fetchval(QUERIES["is_encrypted"]))
-    advice = f"GATEWAY_DATABASE_URL=...?sslmode={VERIFIED}&sslrootcert=/path/ca.pem"
-    return list(_judge("Postgres", hosts, is_encrypted, mode == VERIFIED, advice))
-
-
-def check_redis_encryption(url: str) -> list[Finding]:
-    """Check the connection to Redis and its Sentinels."""
-    place = read_redis_url(url)
-    hosts = [host for host, _ in place.hosts]
-    is_verified = (
-        place.options.get("ssl_cert_reqs") != "none"
-        and place.options.get("ssl_check_hostname") is not False
-    )
-    advice = "GATEWAY_REDIS_URL=rediss://...?ssl_ca_certs=/path/ca.pem"
-    return list(_judge("Redis", hosts, place.is_encrypted, is_verified, advice))
-
-
-def _judge(
-    what: str, hosts: Sequence[str], is_encrypted: bool, is_verified: bool, advice: str
-) -> Iterator[Finding]:
-    far = ", ".join(host for host in hosts if host not in LOCAL_HOSTS and not host.startswith("/"))
-    if not far:
-        return
-    if not is_encrypted:
-        yield warning(what, f"the way to {far} is not encrypted: {READ}", advice)
-    elif not is_verified:
-        yield warning(what, f"the way to {far} is {FAKED}", advice)
-    else:
-        yield ok(what, f"the way to {far} is encrypted, and the server has to prove who it is")
-
-
-def _hosts(url: str) -> list[str]:
-    """Return the hosts of a Postgres URL. An empty host is a Unix socket."""
-    parts = [urlsplit(one) for one in split_hosts(url)]
-    named = parse_qs(parts[0].query).get("host", [""])[-1].split(",")
-    return [part.hostname for part in parts if part.hostname] or named

@@ -1,55 +1,58 @@
-"""The fields of the health snapshot."""
+"""The fields of the health snapshot: one reading of the whole system."""
 
-from datetime import datetime
-from typing import Literal
-
-from typing_extensions import TypedDict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, Literal
 
 from gateway.ledger.alerts import AlertRow
 from gateway.ledger.bulk import BulkOperation
+from gateway.ledger.health import WorkerState
+from gateway.ledger.pauses import Pause
 from gateway.operations.encryption import KeyState
 
+IDLE: Final = timedelta(days=3)
+"""How long a sender may still retry requests signed with the old secret."""
 
-class Found(TypedDict):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLine:
     """A problem or a warning, with advice."""
 
     level: Literal["problem", "warning"]
     text: str
     advice: str
-
-
-class Attention(Found):
-    """A problem or a warning, with the console page about it."""
-
-    see: str | None
+    see: str | None = None
     """The console page: the part of its path after `/console/`."""
 
 
-class PostgresState(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresState:
     """The state of the Postgres server."""
 
     reachable: bool
-    error: str | None
-    schema_version: int | None
-    version: str | None
-    size_bytes: int | None
+    error: str | None = None
+    schema_version: int | None = None
+    version: str | None = None
+    size_bytes: int | None = None
     """Size of the gateway's own tables."""
-    connections: int | None
-    max_connections: int | None
+    connections: int | None = None
+    max_connections: int | None = None
 
 
-class RedisState(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisState:
     """The state of the Redis server."""
 
     reachable: bool
-    error: str | None
-    version: str | None
-    memory_bytes: int | None
-    jobs: int | None
+    error: str | None = None
+    version: str | None = None
+    memory_bytes: int | None = None
+    jobs: int | None = None
     """Number of wake-ups in the queue."""
 
 
-class SpoolState(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolState:
     """The spool of one machine."""
 
     host: str
@@ -62,7 +65,8 @@ class SpoolState(TypedDict):
     """Number of encrypted events by key."""
 
 
-class RequestCounts(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
     """Counts of requests by outcome."""
 
     accepted: int
@@ -70,27 +74,36 @@ class RequestCounts(TypedDict):
     ignored: int
     refused: int
 
+    @property
+    def total(self) -> int:
+        return self.accepted + self.duplicate + self.ignored + self.refused
 
-class SecretState(TypedDict):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretState:
     """A secret or token of a route, without its value."""
 
     secret: str
     """The reference to the secret."""
     expires_at: datetime | None
     expired: bool
-    first_used_at: datetime | None
-    last_used_at: datetime | None
+    first_used_at: datetime | None = None
+    last_used_at: datetime | None = None
     """When it last verified a request, in any process. None if it never did, as far as known."""
-    uses: int
+    uses: int = 0
 
 
-class RouteState(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteState:
     """The requests of a route."""
 
     route: str
     last_hour: int
     """Number of accepted events."""
     last_event_at: datetime | None
+    last_refused_at: datetime | None
+    last_refused_as: str | None
+    """Code of the response to the last request that was refused."""
     minutes: RequestCounts
     """Requests of the last five minutes."""
     hour: RequestCounts
@@ -108,8 +121,32 @@ class RouteState(TypedDict):
     secrets: list[SecretState]
     """In the order of the file. Empty if the file cannot be read."""
 
+    @property
+    def valid_secrets(self) -> list[SecretState]:
+        return [secret for secret in self.secrets if not secret.expired]
 
-class HandlerState(TypedDict):
+    @property
+    def has_rotation(self) -> bool:
+        """Whether the secrets need their own report beside the route's last event."""
+        return len(self.secrets) > 1 or any(secret.expires_at for secret in self.secrets)
+
+    @property
+    def never_used(self) -> list[SecretState]:
+        """Valid secrets that never verified a request, if another secret of the route did."""
+        if not any(secret.last_used_at for secret in self.secrets):
+            return []
+        return [secret for secret in self.valid_secrets if secret.last_used_at is None]
+
+    def can_go(self, secret: SecretState, now: datetime) -> bool:
+        """Whether the secret was unused for days, while another one was used since."""
+        used_at = secret.last_used_at
+        if used_at is None or now - used_at < IDLE:
+            return False
+        return any(other.last_used_at and other.last_used_at > used_at for other in self.secrets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerState:
     """The deliveries of a handler."""
 
     route: str
@@ -142,30 +179,8 @@ class HandlerState(TypedDict):
     note: str | None
 
 
-class PauseState(TypedDict):
-    """A pause of a route or a handler."""
-
-    route: str
-    handler: str | None
-    """None if the whole route is paused."""
-    actor: str
-    reason: str | None
-    since: datetime
-
-
-class WorkerState(TypedDict):
-    """A worker that is alive."""
-
-    id: str
-    host: str
-    pid: int
-    version: str | None
-    handlers: list[str]
-    started_at: datetime
-    seen_at: datetime
-
-
-class ReconcileState(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileState:
     """The last reconcile of a route."""
 
     route: str
@@ -178,7 +193,8 @@ class ReconcileState(TypedDict):
     error: str | None
 
 
-class ReloadState(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadState:
     """The last reload of a serve process, within the last days."""
 
     host: str
@@ -188,7 +204,8 @@ class ReloadState(TypedDict):
     error: str | None
 
 
-class RejectedState(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedState:
     """Requests of a route that were rejected for the same cause in the last hour."""
 
     route: str
@@ -205,8 +222,9 @@ class RejectedState(TypedDict):
     last_at: datetime
 
 
-class StatusReport(TypedDict):
-    """The health snapshot."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSnapshot:
+    """The whole system at one moment."""
 
     at: datetime
     counts_lag_s: float
@@ -214,19 +232,19 @@ class StatusReport(TypedDict):
 
     It assumes that all processes have the GATEWAY_SWEEP of the one that answers.
     """
-    attention: list[Attention]
+    attention: list[AttentionLine] = field(default_factory=list)
     postgres: PostgresState
     redis: RedisState
     spool: SpoolState
     routes: list[RouteState]
-    alerts: list[AlertRow]
+    alerts: list[AlertRow] = field(default_factory=list)
     """Firing alerts, with the destinations that were notified."""
-    pauses: list[PauseState]
-    handlers: list[HandlerState]
-    workers: list[WorkerState]
-    reconciles: list[ReconcileState]
-    reloads: list[ReloadState]
-    rejected: list[RejectedState]
-    bulk: list[BulkOperation]
-    keys: list[KeyState]
+    pauses: list[Pause] = field(default_factory=list)
+    handlers: list[HandlerState] = field(default_factory=list)
+    workers: list[WorkerState] = field(default_factory=list)
+    reconciles: list[ReconcileState] = field(default_factory=list)
+    reloads: list[ReloadState] = field(default_factory=list)
+    rejected: list[RejectedState] = field(default_factory=list)
+    bulk: list[BulkOperation] = field(default_factory=list)
+    keys: list[KeyState] = field(default_factory=list)
     """The encryption keys, with the number of rows under each."""

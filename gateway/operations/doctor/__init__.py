@@ -1,1 +1,0 @@
-"""Check the whole installation, and advise what to do about each finding."""

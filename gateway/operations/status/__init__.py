@@ -1,1 +1,0 @@
-"""The health snapshot: what needs attention, rates, backlog, handlers, engines, spool."""
