@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
+import hypothesis
 import pytest
 from redis.asyncio import Redis as RedisClient
 
@@ -23,6 +24,10 @@ from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.processes import Project
 
 parsing.install()
+
+# A deadline measures the machine, which may be busy. In CI the rest of the profile is that of CI.
+hypothesis.settings.register_profile("suite", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,7 +14,7 @@ from gateway.config.registry.key_path import LONGEST_KEY, KeyPath
 from gateway.providers import PROVIDERS, Incoming
 from gateway.providers.publish import read_job
 
-TRIES = settings(max_examples=150, derandomize=True, database=None, deadline=None)
+TRIES = settings(max_examples=150, derandomize=True, database=None)
 TEXT = st.text(st.characters(codec=None), max_size=20)
 """Any character: NUL, lone surrogates, whatever is no character at all."""
 NUMBER = st.one_of(

@@ -218,7 +218,7 @@ pieces = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(header=latin_1 | pieces, body=st.binary(), name=st.sampled_from(sorted(SENDERS)))
 def test_any_header_and_any_body_are_refused_and_never_an_error(
     header: str, body: bytes, name: str
@@ -250,7 +250,7 @@ documents = st.fixed_dictionaries({}, optional=members).map(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     body=documents | st.binary(),
     delivery=st.just("1f0c") | latin_1,

@@ -262,7 +262,7 @@ HEADERS = st.dictionaries(st.sampled_from(NAMES_SENT), TEXT)
 FORMS = st.sampled_from([{}, {"content-type": "application/x-www-form-urlencoded"}])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(headers=HEADERS, form=FORMS, body=BODY, url=TEXT)
 def test_nothing_hostile_is_anything_but_a_refusal(
     headers: dict[str, str], form: dict[str, str], body: bytes, url: str
@@ -273,7 +273,7 @@ def test_nothing_hostile_is_anything_but_a_refusal(
             accept(name, incoming)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(form=FORMS, body=BODY)
 def test_nothing_that_is_verified_but_odd_is_anything_but_a_bad_payload(
     form: dict[str, str], body: bytes
