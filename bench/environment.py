@@ -20,7 +20,7 @@ from bench.machine import Reading, available_bytes, read_meters
 from bench.processes import Process, free_port
 from bench.requests import SECRET
 from gateway.dev.embedded import Postgres, Redis
-from gateway.worker.upsert import upsert_statement
+from gateway.worker.statements import upsert_statement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = Path(__file__).parent / "project"

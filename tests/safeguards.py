@@ -209,7 +209,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a string constant that continues on the next line keeps its escapes",
-        "gateway/worker/transaction.py",
+        "gateway/worker/statements.py",
         "[eE]{ESCAPED}{CONTINUED}",
         "[eE]{ESCAPED}",
         "tests/integration/test_statements_in_postgres.py"
@@ -282,7 +282,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "no statement of a handler waits for the data of a COPY, which never comes",
-        "gateway/worker/transaction.py",
+        "gateway/worker/statements.py",
         "        if WANTS_DATA.match(statement):\n",
         "        if False:\n",
         "tests/unit/test_statements.py"
@@ -1310,7 +1310,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "a worker leases no further large body while it holds enough bytes",
-        "gateway/worker/limits.py",
+        "gateway/worker/intake.py",
         "large=self._limit - sum(self._held.values())",
         "large=2**62",
         "tests/e2e/test_worker_memory.py::test_leased_bytes_bound_the_memory_of_a_worker[hold]",
@@ -2069,7 +2069,7 @@ SAFEGUARDS: Final = (
     ),
     Safeguard(
         "what was done once per key stays done when its route is encrypted",
-        "gateway/worker/publish.py",
+        "gateway/worker/idempotency.py",
         "        former = None if kept == key else key  # the key before the route was encrypted\n",
         "        former = None\n",
         "tests/integration/test_encryption.py"

@@ -53,12 +53,10 @@ from gateway.receive.guard import TokenGuard, metrics_guard
 from gateway.telemetry.logs import show_names
 from gateway.telemetry.traces import open_traces
 from gateway.worker.forward import Forwarder
-from gateway.worker.intake import Intake
+from gateway.worker.intake import HeldBytes, Intake
 from gateway.worker.isolated import IsolatedWorker
-from gateway.worker.limits import HeldBytes
 from gateway.worker.metrics import WorkerMetrics
-from gateway.worker.parts import WorkerContext
-from gateway.worker.resources import OpenResources
+from gateway.worker.resources import OpenResources, WorkerContext
 from gateway.worker.runner import Runner, WorkerHealth
 from gateway.worker.sweeper import MISSED_ROUNDS, Sweeper
 

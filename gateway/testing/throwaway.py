@@ -34,7 +34,7 @@ from gateway.ledger.connection import (
 from gateway.ledger.encryption import OPEN
 from gateway.ledger.migrate import SchemaFile, migrate
 from gateway.ledger.sessions import Sessions
-from gateway.worker.parts import WorkerContext
+from gateway.worker.resources import WorkerContext
 
 PREFIX: Final = "gateway_test_"
 VARIABLE: Final = "GATEWAY_TEST_DATABASE_URL"

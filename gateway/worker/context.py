@@ -19,16 +19,15 @@ from gateway.privacy.redaction import REDACTED
 from gateway.worker.concealment import handler_log, hiding
 from gateway.worker.effects import Effects, NotDone, Unknown
 from gateway.worker.idempotency import make_key, make_scoped_key, make_stripe_key
-from gateway.worker.parts import WorkerContext
 from gateway.worker.publish import Outbox, job_arguments
-from gateway.worker.resources import Resources
-from gateway.worker.transaction import DeliveryTransaction
-from gateway.worker.upsert import (
+from gateway.worker.resources import Resources, WorkerContext
+from gateway.worker.statements import (
     UNVERSIONED,
     Unversioned,
     arguments,
     upsert_statement,
 )
+from gateway.worker.transaction import DeliveryTransaction
 
 Per = str | int | Sequence[str | int]
 """The value or values that identify the thing for which a call is made once."""

@@ -35,9 +35,9 @@ from gateway.ledger.statistics import REQUESTS
 from gateway.privacy.redaction import Hide
 from gateway.worker.concealment import conceal, hiding
 from gateway.worker.context import Context, mark_effects, marks_inside, outbox_of, transaction_of
-from gateway.worker.parts import WorkerContext
+from gateway.worker.idempotency import AtIt, DoneBefore, OncePer
 from gateway.worker.policy import HandlerTimeout, backoff, decide, summary
-from gateway.worker.publish import AtIt, DoneBefore, OncePer
+from gateway.worker.resources import WorkerContext
 from gateway.worker.transaction import DeliveryTransaction
 
 if TYPE_CHECKING:  # opentelemetry, which is an extra

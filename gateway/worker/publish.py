@@ -1,82 +1,18 @@
 """`ctx.publish`: publish jobs in the transaction of the handler."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
 import orjson
 
-from gateway.base.errors import LeaseLost, Reject
-from gateway.base.model import Envelope, Lease
+from gateway.base.model import Envelope
 from gateway.config.registry import Registry
-from gateway.config.registry.key_path import KeyPath
 from gateway.config.routes import Config, Route
 from gateway.ledger.claims import Claim
-from gateway.ledger.connection import QUERIES, Pool
 from gateway.ledger.encryption import EncryptionKeys
 from gateway.ledger.ordering import OrderingKey
 from gateway.providers.publish import EXACT, NAME_EXPECTED, PUBLISH, is_name, job_digest
-
-RunOwn = Callable[..., Awaitable[asyncpg.Record | None]]
-
-
-class DoneBefore(Exception):
-    """Another delivery with the same key was done before."""
-
-
-class AtIt(Exception):
-    """Another delivery with the same key is running, and its outcome is not known yet."""
-
-
-class OncePer:
-    """The `once_per` key of one delivery."""
-
-    def __init__(
-        self, lease: Lease, path: KeyPath, ledger: Pool, encryption: EncryptionKeys
-    ) -> None:
-        self._lease = lease
-        self._path = path
-        self._ledger = ledger
-        self._encryption = encryption
-        self._key: str | None = None
-        """The key is read before the run, because the handler may change the payload."""
-
-    async def reserve(self) -> None:
-        """Reserve the key before a run.
-
-        Raises DoneBefore, AtIt, LeaseLost, or Reject if the payload has no value for the key.
-        """
-        payload = self._lease.event.payload
-        self._key = self._path.key(payload)
-        if self._key is None:
-            missing = self._path.missing(payload)
-            raise Reject(f'once_per="{self._path}": the payload has no value at {missing}')
-        row = await self._ledger.fetchrow(QUERIES["reserve_once"], *self._arguments)
-        if row is None or not row["is_held"]:
-            raise LeaseLost(f"delivery {self._lease.delivery_id} belongs to another run now")
-        if row["is_ours"]:
-            return
-        if row["is_done"]:
-            by = f"event {row['event_id']}"
-            raise DoneBefore(f"{self._path} {self._key} was done before, by {by}")
-        raise AtIt(f"another event of {self._path} {self._key} runs")
-
-    async def keep(self, run: RunOwn) -> None:
-        """Record the key as done, in the transaction of the run.
-
-        Raises LeaseLost if another delivery has taken over the key.
-        """
-        if await run(QUERIES["keep_once"], *self._arguments) is None:
-            raise LeaseLost(f"another delivery acts for {self._path} {self._key} now")
-
-    @property
-    def _arguments(self) -> tuple[object, ...]:
-        lease, key = self._lease, self._key or ""
-        route, handler = lease.event.route, lease.handler
-        kept = self._encryption.turn_key(route, handler, key)
-        former = None if kept == key else key  # the key before the route was encrypted
-        return route, handler, kept, lease.delivery_id, lease.token, former
 
 
 def job_arguments(job: Claim) -> tuple[Any, ...]:

@@ -1,14 +1,23 @@
-"""Resources that a worker opens once for all its handlers: `@resource` and `ctx.resources`."""
+"""What the runs of a worker share: connections, clients, callbacks, and opened `@resource`s."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
+import httpx
 import structlog
 
 from gateway.base.errors import CommandFailed
-from gateway.config.registry import Resource
-from gateway.ledger.connection import describe
+from gateway.base.secrets import Secret
+from gateway.config.registry import Registry, Resource
+from gateway.config.routes import Config
+from gateway.ledger.connection import Pool, describe
+from gateway.ledger.encryption import EncryptionKeys
+from gateway.ledger.sessions import Sessions
+from gateway.ledger.statistics import MinuteStats
+from gateway.worker.metrics import WorkerMetrics
 
 OPEN_S: Final = 30.0
 CLOSE_S: Final = 5.0
@@ -79,3 +88,39 @@ def _not_opened(resource: Resource, error: Exception) -> str:
     else:
         why = f"{type(error).__name__}: {describe(error)}"
     return f"resource {resource.name} ({resource.place}) cannot be opened: {why}"
+
+
+if TYPE_CHECKING:  # opentelemetry, which is an extra
+    from gateway.telemetry.spans import Traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """Connections, clients, statistics and callbacks of a worker."""
+
+    work: Sessions
+    """Connections for `ctx.db` only."""
+    ledger: Pool
+    """Connections for deliveries that are not settled in `ctx.db`, and for `ctx.once`."""
+    http: httpx.AsyncClient
+    """The client for all requests of handlers, those to Stripe included."""
+    patience: timedelta
+    """How long to wait for the result of a commit before its connection is closed."""
+    config: Config
+    registry: Registry
+    """The subscriptions, to find the handlers of published jobs."""
+    encryption: EncryptionKeys
+    """The keys of encrypted routes."""
+    api_keys: Mapping[str, Secret] = field(default_factory=dict)
+    """API keys for `ctx.stripe`, by the name of the route."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """The values that `@resource` functions have yielded, by name."""
+    stats: MinuteStats = field(default_factory=MinuteStats)
+    """Statistics of the runs."""
+    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
+    """Prometheus metrics of the runs."""
+    traces: "Traces | None" = None
+    on_retry: Callable[[timedelta], None]
+    """Called with the delay when a delivery of this worker is due again later."""
+    on_published: Callable[[Iterable[int]], None]
+    """Called with the ids of deliveries that were committed in the transaction of another one."""

@@ -19,9 +19,8 @@ from gateway.ledger.deliveries import BEGINS_WITHIN, renew
 from gateway.ledger.pauses import find_paused
 from gateway.telemetry.metrics import LoopMonitor
 from gateway.worker.execution import STOP_S, Execution
-from gateway.worker.intake import Intake
-from gateway.worker.limits import HeldBytes
-from gateway.worker.parts import WorkerContext
+from gateway.worker.intake import HeldBytes, Intake
+from gateway.worker.resources import WorkerContext
 
 AHEAD: Final = timedelta(milliseconds=20)
 """How much work is leased before a slot is free, estimated from the current throughput. With slow

@@ -20,8 +20,7 @@ from gateway.base.errors import PushFailed, Reject
 from gateway.base.model import Event
 from gateway.http.outbound import Destination, OutboundClient, OutboundResponse
 from gateway.providers.standard_webhooks import parse_key
-from gateway.worker.answer import judge
-from gateway.worker.forward import make_headers
+from gateway.worker.forward import judge, make_headers
 from tests.support.forked import Death
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.needs import program

@@ -13,7 +13,7 @@ from gateway.base.model import Lease, Rate
 from gateway.config.registry.key_path import KeyPath
 from gateway.config.registry.registry import Subscription
 from gateway.ledger.connection import open_pool
-from gateway.worker.limits import HeldBytes, Limited
+from gateway.worker.intake import HeldBytes, Limited
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
 from tests.support.workers import count, looked_again, subscribe, working
@@ -141,7 +141,7 @@ async def test_a_look_that_is_asked_for_while_another_is_under_way_is_taken(
         limited.look_at(subscription.key)  # a slot was freed, and the answer is of before
         return []
 
-    monkeypatch.setattr("gateway.worker.limits.lease_limited", lease_none)
+    monkeypatch.setattr("gateway.worker.intake.lease_limited", lease_none)
     assert [leases async for leases in limited.take(1)] == [[]]
     assert limited.wait_s == 0
     await pool.close()

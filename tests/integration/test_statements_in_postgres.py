@@ -9,7 +9,7 @@ import pytest
 
 from gateway.base.errors import StatementRefused
 from gateway.ledger.connection import Connection
-from gateway.worker.transaction import check_statement
+from gateway.worker.statements import check_statement
 
 TEXTS = 1_500
 """Random texts for each value of standard_conforming_strings."""

@@ -14,7 +14,7 @@ from gateway.config.registry import Registry
 from gateway.ledger.encryption import OPEN
 from gateway.ledger.sessions import Sessions
 from gateway.worker.context import transaction_of
-from gateway.worker.parts import WorkerContext
+from gateway.worker.resources import WorkerContext
 from tests.support.ledger import Reader
 from tests.support.workers import count, make_config, subscribe
 

@@ -18,8 +18,7 @@ from gateway.config.registry import load_registry
 from gateway.config.routes import Config, check_destinations, json_schema, load_config
 from gateway.http.outbound import Destination, OutboundResponse
 from gateway.providers.standard_webhooks import parse_key
-from gateway.worker.answer import judge
-from gateway.worker.forward import make_headers
+from gateway.worker.forward import judge, make_headers
 
 SECRET = "hunter2_hunter2"
 KEY = "whsec_" + base64.b64encode(b"k" * 32).decode()

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from gateway.base.model import Event, Lease
-from gateway.worker.limits import SMALL_BYTES, HeldBytes
+from gateway.worker.intake import SMALL_BYTES, HeldBytes
 
 MIB = 1024**2
 

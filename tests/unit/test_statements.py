@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.base.errors import StatementRefused
-from gateway.worker.transaction import check_statement
+from gateway.worker.statements import check_statement
 
 ENDS_THE_TRANSACTION = [
     "commit",

@@ -35,7 +35,7 @@ from gateway.providers.schemes.build import make_provider
 from gateway.providers.schemes.planting import plant
 from gateway.providers.schemes.sections import HmacSection
 from gateway.worker.policy import retry_after
-from gateway.worker.upsert import ordered_version
+from gateway.worker.statements import ordered_version
 
 NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)
 OFFSETS = ["Z", "+00:00", "+23:59", "-23:59", "+14:00", "-12:00", "+23:59:59.999999", ""]

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.ledger.connection import Connection, connect
 from gateway.testing.throwaway import Databases, LedgerClients
-from gateway.worker.upsert import quote
+from gateway.worker.statements import quote
 
 JOBS: Final = "jobs of ctx.publish"
 NOW: Final = "now"

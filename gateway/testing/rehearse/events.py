@@ -21,7 +21,7 @@ from gateway.providers.samples import (
 from gateway.testing.events import build_event, envelope_of, receive_event
 from gateway.testing.rehearse.database import Column, InventedRow, Table
 from gateway.testing.rehearse.trace import Step, StepKind
-from gateway.worker.upsert import quote
+from gateway.worker.statements import quote
 
 _NOISE: Final = re.compile(
     r"--[^\n]*|/\*.*?\*/|\b(?:for(?:\s+no\s+key)?|do)\s+update\b", re.IGNORECASE | re.DOTALL

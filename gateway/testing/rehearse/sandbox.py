@@ -51,8 +51,8 @@ from gateway.worker.context import (
     transaction_of,
 )
 from gateway.worker.effects import NotDone, Unknown
-from gateway.worker.parts import WorkerContext
 from gateway.worker.policy import summary
+from gateway.worker.resources import WorkerContext
 from gateway.worker.transaction import DeliveryTransaction
 
 T = TypeVar("T")
