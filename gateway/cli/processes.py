@@ -25,7 +25,7 @@ from gateway.dev.up import Started, run_up
 from gateway.ledger.connection import describe
 from gateway.processes.serve import serve as run_server
 from gateway.processes.systemd import Notifier
-from gateway.processes.work import Worker
+from gateway.processes.work import Worker, start_worker
 from gateway.providers import Provider
 from gateway.queue.wake_ups import end
 from gateway.queue.worker import QueueConnection, listen_forever
@@ -192,17 +192,18 @@ def worker(
 async def _work_isolated(project: Project) -> None:
     """Run suspects until none is due, or the worker that started this process stops or is gone."""
     die_first()
-    worker, stopping = Worker(project, isolated=True), asyncio.Event()
+    stopping, hurried = asyncio.Event(), asyncio.Event()
 
     def hurry() -> None:
         stopping.set()
-        worker.hurry()
+        hurried.set()
         asyncio.get_running_loop().call_later(HURRY_S, _leave, 0)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     obey_parent(stopping.set, hurry)
-    await worker.start()
+    worker = await start_worker(project, isolated=True)
+    hurrying = asyncio.create_task(_hurry_when(hurried, worker))
     watch = asyncio.create_task(die_when_stuck(project.settings.lease))  # also during the stop
     failed = asyncio.create_task(worker.wait_failed())
     ends = {asyncio.create_task(worker.wait_idle()), asyncio.create_task(stopping.wait())}
@@ -212,6 +213,7 @@ async def _work_isolated(project: Project) -> None:
         task.cancel()
     await worker.stop()
     watch.cancel()
+    hurrying.cancel()
     if has_failed:
         log.error("worker_failed", error=describe(failed.exception() or RuntimeError("it ended")))
     _leave(int(has_failed))
@@ -220,13 +222,12 @@ async def _work_isolated(project: Project) -> None:
 async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangup: Hangup) -> None:
     settings = project.settings
     queue = redis_url(settings)
-    worker, link = Worker(project), QueueConnection()
-    worker.metrics.watch_queue(lambda: link.is_up, lambda: link.restarts)
-    stopping = asyncio.Event()
+    link = QueueConnection()
+    stopping, hurried = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
         if stopping.is_set():
-            worker.hurry()
+            hurried.set()
             asyncio.get_running_loop().call_later(HURRY_S, _leave, 0)
         stopping.set()
 
@@ -234,7 +235,9 @@ async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangu
         asyncio.get_running_loop().add_signal_handler(signum, stop)
     if with_parent:
         await _end_with_parent()
-    await worker.start()
+    worker = await start_worker(project)
+    worker.metrics.watch_queue(lambda: link.is_up, lambda: link.restarts)
+    hurrying = asyncio.create_task(_hurry_when(hurried, worker))
     _say_ready(ready_fd)
     listening = asyncio.create_task(listen_forever(queue, worker.hint, link))
     failed = asyncio.create_task(worker.wait_failed())
@@ -244,10 +247,16 @@ async def _work(project: Project, with_parent: bool, ready_fd: int | None, hangu
     stopped.cancel()
     await end(listening)
     await worker.stop()
+    hurrying.cancel()
     if stopping.is_set():
         _leave(0)
     log.error("worker_failed", error=describe(failed.exception() or RuntimeError("it ended")))
     _leave(1)
+
+
+async def _hurry_when(hurried: asyncio.Event, worker: Worker) -> None:
+    await hurried.wait()
+    worker.hurry()
 
 
 def _tell_to_restart() -> None:

@@ -1,10 +1,12 @@
-"""Builds a worker from the settings: connection pools, runner, sweeper.
+"""The composition root of a worker: everything it consists of, in the order in which it starts.
 
-It does not depend on Redis.
+It stops in reverse order. It does not depend on Redis.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -12,9 +14,8 @@ from uuid import uuid4
 import httpx
 import structlog
 
-from gateway.base.names import Names
 from gateway.config.project import Project, database_url
-from gateway.config.registry import Subscription
+from gateway.config.settings import Settings
 from gateway.http.client_address import Addresses
 from gateway.http.limits import Limiters
 from gateway.http.outbound import OutboundClient
@@ -30,7 +31,6 @@ from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     PREPARED_ONCE,
     TROUBLE,
-    Connection,
     Pool,
     connect,
     describe,
@@ -52,7 +52,9 @@ from gateway.processes.probes import Port, Probes
 from gateway.receive.guard import TokenGuard, metrics_guard
 from gateway.telemetry.logs import show_names
 from gateway.telemetry.traces import open_traces
+from gateway.worker.codec import LeaseCodec
 from gateway.worker.forward import Forwarder
+from gateway.worker.hooks import Hooks, counting_runs
 from gateway.worker.intake import HeldBytes, Intake
 from gateway.worker.isolated import IsolatedWorker
 from gateway.worker.metrics import WorkerMetrics
@@ -68,110 +70,33 @@ ISOLATED: Final = {"concurrency": 1, "handler_connections": 1, "worker_port": No
 log = structlog.get_logger("gateway.worker")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """Runs deliveries until it is stopped. It is faster with wake-ups, but does not need them.
+    """A running worker. It is faster with wake-ups, but does not need them."""
 
-    An isolated worker runs only suspects, one at a time, for the worker that started its process.
-    """
-
-    def __init__(self, project: Project, *, isolated: bool = False) -> None:
-        self._project = project
-        self._is_isolated = isolated
-        self._settings = project.settings
-        if isolated:
-            self._settings = project.settings.model_copy(update=ISOLATED)
-        self._pushing = OutboundClient(most_connections=self._settings.concurrency)
-        self._subscriptions: tuple[Subscription, ...] = ()
-        self._handlers: list[tuple[str, str]] = []
-        self._url = database_url(project.settings)
-        self._traces = open_traces(on=project.settings.traces == "on", process="worker")
-        self._resources = OpenResources(project.registry.resources)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._pools: list[Pool] = []
-        self._ledger: Pool | None = None
-        self._sessions: Sessions | None = None
-        self._http: httpx.AsyncClient | None = None
-        self._runner: Runner | None = None
-        self._isolated: IsolatedWorker | None = None
-        self._sweeper: Sweeper | None = None
-        self._stats = MinuteStats()
-        self._keeper: StatsWriter | None = None
-        self.metrics = WorkerMetrics()
-        self._vitals = WorkerHealth(sweep=project.settings.sweep, lease=project.settings.lease)
-        self._port = self._make_port()
-        self._watch()
-        self._pulsing: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Check the ledger and start to work. After the start it waits out outages of Postgres."""
-        self._pulsing = asyncio.create_task(self._vitals.pulse.beat_forever(), name="pulse")
-        if self._port is not None:
-            self._port.start()
-        try:
-            await self._start()
-        except BaseException:
-            self._end_port()
-            raise
-
-    async def _start(self) -> None:
-        connection = await connect(self._url, name="gateway worker")
-        try:
-            await check_version(connection)
-            self._take(await settle_names(connection, self._project.declared_names()))
-            await self._announce_policies(connection)
-            search_path = await users_search_path(connection)
-            durable = await durable_settings(connection)
-            await warn_of_shortage(connection, worker_connections(self._settings))
-        finally:
-            await connection.close()
-        resources = await self._resources.open()
-        self._http = self._client()
-        bench = await self._workbench(self._http, search_path, durable, resources)
-        self._ledger = bench.ledger
-        self._runner, self._sweeper = await self._assemble(bench)
-        self._keeper = StatsWriter(self._stats, ledger=bench.ledger, every=self._settings.sweep)
-        self._keeper.start()
-        self._tasks = [
-            asyncio.create_task(self._runner.take_forever(), name="take"),
-            asyncio.create_task(self._runner.beat_forever(), name="beat"),
-            asyncio.create_task(self._sweeper.sweep_forever(), name="sweep"),
-        ]
-        if not self._is_isolated:
-            self._isolated = IsolatedWorker(
-                bench.ledger, handlers=self._handlers, every=self._settings.sweep
-            )
-            self._tasks += [
-                asyncio.create_task(self._teller(bench.ledger).tell_forever(), name="alerts"),
-                asyncio.create_task(self._schedule(bench.ledger).run_forever(), name="reconcile"),
-                asyncio.create_task(self._isolated.supervise_forever(), name="isolate"),
-            ]
-        self._vitals.watch(self._runner, self._tasks)
-        handlers = len(self._subscriptions)
-        log.info("worker_started", handlers=handlers, slots=self._settings.concurrency)
-
-    def _take(self, names: Names) -> None:
-        """Replace the names of routes and handlers by their identities."""
-        self._project = project = self._project.identified(names)
-        forwarder = Forwarder(self._pushing, project.destinations)
-        self._subscriptions = tuple(map(forwarder.bind, project.registry.subscriptions))
-        self._handlers = [s.key for s in self._subscriptions]
-        self.metrics.names = names
-        self.metrics.expect(self._handlers)
-        show_names(names)
+    ledger: Pool
+    runner: Runner
+    sweeper: Sweeper
+    metrics: WorkerMetrics
+    isolated: IsolatedWorker | None
+    """Runs suspects in another process; None in that process itself."""
+    handlers: list[tuple[str, str]]
+    every: timedelta
+    tasks: tuple[asyncio.Task[None], ...]
+    stack: AsyncExitStack
 
     def hint(self, delivery_ids: Iterable[int]) -> None:
         """Wake up the worker: these deliveries may be due."""
-        if self._runner is not None and not self._is_isolated:
-            self._runner.hint(delivery_ids)
+        self.runner.hint(delivery_ids)
 
     async def wait_idle(self) -> None:
         """Return when an isolated worker runs nothing and no suspect is due."""
         while True:
-            await asyncio.sleep(self._settings.sweep.total_seconds())
-            if self._ledger is None or self._runner is None or self._runner.busy:
+            await asyncio.sleep(self.every.total_seconds())
+            if self.runner.busy:
                 continue
             try:
-                if not await find_suspects(self._ledger, self._handlers):
+                if not await find_suspects(self.ledger, self.handlers):
                     return
             except TROUBLE as error:
                 log.warning("suspects_unknown", error=describe(error))
@@ -181,7 +106,7 @@ class Worker:
 
         Never returns otherwise.
         """
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait(self.tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
 
@@ -191,123 +116,51 @@ class Worker:
         The worker takes no new deliveries, lets the running ones finish within the grace time, and
         hands back the rest.
         """
-        if self._runner is None or self._sweeper is None:
-            return
-        stopping = [self._runner.drain(self._settings.grace)]
-        if self._isolated is not None:
-            stopping.append(self._isolated.stop(self._settings.grace))
-        await asyncio.gather(*stopping)
-        await self._resources.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._sweeper.leave()
-        if self._keeper is not None:
-            await self._keeper.stop()
-        if self._sessions is not None:
-            await self._sessions.close()
-        for pool in self._pools:
-            await _close(pool)
-        await self._pushing.aclose()
-        if self._http is not None:
-            await self._http.aclose()
-        if self._traces is not None:
-            await self._traces.close()
-        self._end_port()
+        await self.stack.aclose()
         log.info("worker_stopped")
-
-    def _watch(self) -> None:
-        """Register the sources that the metrics read when they are scraped."""
-        metrics, settings = self.metrics, self._settings
-        metrics.watch_loop(self._vitals.pulse)
-        metrics.watch_ledger(self._url, lately=settings.sweep * MISSED_ROUNDS)
-        metrics.watch_slots(settings.concurrency, lambda: self._runner.busy if self._runner else 0)
-
-    def _client(self) -> httpx.AsyncClient:
-        timeout = httpx.Timeout(30, connect=5)
-        if self._traces is None:
-            return httpx.AsyncClient(timeout=timeout)
-        from gateway.worker.traced import TracedClient  # opentelemetry
-
-        return TracedClient(self._traces, timeout=timeout)
-
-    def _make_port(self) -> Port | None:
-        """Return the HTTP port of the worker, or None if none is configured."""
-        settings = self._settings
-        if settings.worker_port is None:
-            return None
-        addresses = Addresses(settings.trusted_proxies)
-        guard = TokenGuard(Limiters(addresses, settings.refused_rate), self.metrics.admin_refused)
-
-        def app() -> Probes:
-            return Probes(
-                stuck=self._vitals.stuck,
-                not_ready=self._vitals.not_ready,
-                metrics=self.metrics.show,
-                guard=metrics_guard(settings, guard),
-            )
-
-        return Port(settings.host, settings.worker_port, app)
-
-    def _end_port(self) -> None:
-        if self._pulsing is not None:
-            self._pulsing.cancel()
-        if self._port is not None:
-            self._port.stop()
 
     def hurry(self) -> None:
         """End the grace time of a stop in progress."""
-        if self._runner is not None:
-            self._runner.hurry()
-        if self._isolated is not None:
-            self._isolated.hurry()
+        self.runner.hurry()
+        if self.isolated is not None:
+            self.isolated.hurry()
 
-    async def _announce_policies(self, connection: Connection) -> None:
-        """Store the policies and rate limits of the handlers in the ledger."""
-        await keep_policies(connection, [(s.key, s.on_dead) for s in self._subscriptions])
-        for subscription in self._subscriptions:
-            if subscription.rate is not None:
-                await keep_places(connection, subscription.key, subscription.rate.count)
 
-    async def _workbench(
-        self,
-        http: httpx.AsyncClient,
-        search_path: str,
-        durable: Mapping[str, str],
-        resources: Mapping[str, Any],
-    ) -> WorkerContext:
-        sessions = self._sessions = Sessions(
-            self._url,
-            name="gateway worker handlers",
-            most=handler_connections(self._settings),
-            search_path=search_path,
-            **durable,
+async def start_worker(project: Project, *, isolated: bool = False) -> Worker:
+    """Check the ledger and start to work. After the start it waits out outages of Postgres.
+
+    An isolated worker runs only suspects, one at a time, for the worker that started its process.
+    """
+    settings = project.settings.model_copy(update=ISOLATED if isolated else {})
+    async with AsyncExitStack() as stack:
+        # Health and metrics: the port answers from here on.
+        metrics, stats = WorkerMetrics(), MinuteStats()
+        health = WorkerHealth(sweep=settings.sweep, lease=settings.lease)
+        _background(stack, health.pulse.beat_forever(), "pulse")
+        _open_port(stack, settings, health, metrics)
+
+        # The ledger: its version, the identities of names, the policies of handlers.
+        pushing = OutboundClient(most_connections=settings.concurrency)
+        stack.push_async_callback(pushing.aclose)
+        project, search_path, durable = await _check_ledger(project, settings, metrics)
+        forwarder = Forwarder(pushing, project.destinations)
+        subscriptions = tuple(map(forwarder.bind, project.registry.subscriptions))
+        handlers = [s.key for s in subscriptions]
+        metrics.expect(handlers)
+
+        # What runs share.
+        pools = _Pools(stack, settings, metrics, isolated=isolated)
+        ledger = await pools.open(
+            "ledger", LEDGER_CONNECTIONS, command_timeout_s=LEDGER_COMMAND_S, **durable
         )
-        most = handler_connections(self._settings)
-        self.metrics.watch_connections("handlers", lambda: (*sessions.use, most))
-        return WorkerContext(
-            work=sessions,
-            ledger=await self._pool(
-                "ledger", LEDGER_CONNECTIONS, command_timeout_s=LEDGER_COMMAND_S, **durable
-            ),
-            http=http,
-            patience=self._settings.lease,
-            config=self._project.config,
-            registry=self._project.registry,
-            encryption=vault_of(self._project.config, self._project.ring),
-            api_keys=self._project.api_keys,
-            resources=resources,
-            stats=self._stats,
-            metrics=self.metrics,
-            traces=self._traces,
-            on_retry=self._expect,
-            on_published=self.hint,
-        )
+        sessions = pools.open_sessions(search_path=search_path, **durable)
+        context = await _open_context(stack, project, settings, ledger, sessions, metrics, stats)
+        keeper = StatsWriter(stats, ledger=ledger, every=settings.sweep)
+        keeper.start()
+        stack.push_async_callback(keeper.stop)
 
-    async def _assemble(self, bench: WorkerContext) -> tuple[Runner, Sweeper]:
-        settings = self._settings
-        # A lease need not survive a crash, because its token is the fence.
-        leases = await self._pool(
+        # Deliveries: a lease need not survive a crash, because its token is the fence.
+        leases = await pools.open(
             "leases",
             LEASE_CONNECTIONS,
             command_timeout_s=COMMAND_TIMEOUT_S,
@@ -317,67 +170,155 @@ class Worker:
         held = HeldBytes(settings.max_leased, slots=settings.concurrency)
         intake = Intake(
             leases,
-            subscriptions=self._subscriptions,
+            subscriptions=subscriptions,
             lease=settings.lease,
             scan_every=settings.sweep,
             held=held,
-            suspects=self._is_isolated,
-            metrics=self.metrics,
+            suspects=isolated,
+            metrics=metrics,
         )
         runner = Runner(
-            subscriptions=self._subscriptions,
+            subscriptions=subscriptions,
             leases=leases,
-            bench=bench,
+            worker=context,
+            metrics=metrics,
             intake=intake,
             held=held,
             slots=settings.concurrency,
-            most_ahead=0 if self._is_isolated else settings.concurrency,
+            most_ahead=0 if isolated else settings.concurrency,
             lease=settings.lease,
             worker_id=worker_id,
         )
+        metrics.watch_slots(settings.concurrency, lambda: runner.busy)
         sweeper = Sweeper(
-            bench.ledger,
-            pruner=Pruner(self._project.config.retention, audit=settings.audit_retention),
-            retention=self._project.config.retention,
+            ledger,
+            pruner=Pruner(project.config.retention, audit=settings.audit_retention),
+            retention=project.config.retention,
             rejected=settings.rejected_retention,
-            handlers=self._handlers,
+            handlers=handlers,
             turns=StuckKeys(),
-            stats=self._stats,
-            metrics=self.metrics,
+            stats=stats,
+            metrics=metrics,
             every=settings.sweep,
             lease=settings.lease,
             worker_id=worker_id,
-            isolated=self._is_isolated,
+            isolated=isolated,
             renew=runner.beat,
             on_due=runner.scan_now,
         )
-        return runner, sweeper
+        stack.push_async_callback(sweeper.leave)
 
-    def _teller(self, ledger: Pool) -> AlertSender:
-        return AlertSender(
-            ledger,
-            alerts=self._project.config.alerts,
-            destinations=self._project.alerts,
-            every=self._settings.sweep,
+        # Background tasks: none of them may end before the worker stops.
+        work = {
+            "take": runner.take_forever(),
+            "beat": runner.beat_forever(),
+            "sweep": sweeper.sweep_forever(),
+        }
+        supervisor = None
+        if not isolated:
+            supervisor = IsolatedWorker(ledger, handlers=handlers, every=settings.sweep)
+            work |= {
+                "alerts": _alert_sender(project, ledger).tell_forever(),
+                "reconcile": _schedule(project, ledger, runner.hint).run_forever(),
+                "isolate": supervisor.supervise_forever(),
+            }
+        tasks = tuple(_background(stack, part, name) for name, part in work.items())
+        health.watch(runner, tasks)
+        stack.push_async_callback(_drain, runner, supervisor, settings.grace)
+        log.info("worker_started", handlers=len(handlers), slots=settings.concurrency)
+        return Worker(
+            ledger=ledger,
+            runner=runner,
+            sweeper=sweeper,
+            metrics=metrics,
+            isolated=supervisor,
+            handlers=handlers,
+            every=settings.sweep,
+            tasks=tasks,
+            stack=stack.pop_all(),
         )
 
-    def _schedule(self, ledger: Pool) -> Schedule:
-        return Schedule(
-            ledger,
-            url=self._url,
-            config=self._project.config,
-            registry=self._project.registry,
-            encryption=vault_of(self._project.config, self._project.ring),
-            hint=self.hint,
+
+def _background(
+    stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str
+) -> asyncio.Task[None]:
+    """Run the work in a task that is cancelled when the stack is closed."""
+    task = asyncio.create_task(work, name=name)
+
+    async def cancel() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(cancel)
+    return task
+
+
+def _open_port(
+    stack: AsyncExitStack, settings: Settings, health: WorkerHealth, metrics: WorkerMetrics
+) -> None:
+    """Open the HTTP port of the worker, if one is configured."""
+    metrics.watch_loop(health.pulse)
+    metrics.watch_ledger(database_url(settings), lately=settings.sweep * MISSED_ROUNDS)
+    if settings.worker_port is None:
+        return
+    limiters = Limiters(Addresses(settings.trusted_proxies), settings.refused_rate)
+    guard = TokenGuard(limiters, metrics.admin_refused)
+
+    def app() -> Probes:
+        return Probes(
+            stuck=health.stuck,
+            not_ready=health.not_ready,
+            metrics=metrics.show,
+            guard=metrics_guard(settings, guard),
         )
 
-    async def _pool(
-        self,
-        name: str,
-        size: int,
-        *,
-        command_timeout_s: float,
-        **server_settings: str,
+    port = Port(settings.host, settings.worker_port, app)
+    port.start()
+    stack.callback(port.stop)
+
+
+async def _check_ledger(
+    project: Project, settings: Settings, metrics: WorkerMetrics
+) -> tuple[Project, str, dict[str, str]]:
+    """Check the version of the ledger, and announce the handlers to it.
+
+    Return the project with the identities of routes and handlers, the search path for handlers, and
+    the settings of sessions whose commits survive a crash.
+    """
+    connection = await connect(database_url(settings), name="gateway worker")
+    try:
+        await check_version(connection)
+        names = await settle_names(connection, project.declared_names())
+        project = project.identified(names)
+        metrics.names = names
+        show_names(names)
+        handlers = project.registry.subscriptions
+        await keep_policies(connection, [(s.key, s.on_dead) for s in handlers])
+        for subscription in handlers:
+            if subscription.rate is not None:
+                await keep_places(connection, subscription.key, subscription.rate.count)
+        search_path = await users_search_path(connection)
+        durable = await durable_settings(connection)
+        await warn_of_shortage(connection, worker_connections(settings))
+    finally:
+        await connection.close()
+    return project, search_path, dict(durable)
+
+
+class _Pools:
+    """Opens connection pools, watches them, and closes them with the stack."""
+
+    def __init__(
+        self, stack: AsyncExitStack, settings: Settings, metrics: WorkerMetrics, *, isolated: bool
+    ) -> None:
+        self._stack = stack
+        self._url = database_url(settings)
+        self._most = handler_connections(settings)
+        self._metrics = metrics
+        self._is_isolated = isolated
+
+    async def open(
+        self, name: str, size: int, *, command_timeout_s: float, **server_settings: str
     ) -> Pool:
         pool = await open_pool(
             self._url,
@@ -387,15 +328,95 @@ class Worker:
             **PREPARED_ONCE,
             **server_settings,
         )
-        self._pools.append(pool)
-        self.metrics.watch_pool(name, pool)
+        self._stack.push_async_callback(_close, pool)
+        self._metrics.watch_pool(name, pool)
         return pool
 
-    def _expect(self, delay: timedelta) -> None:
-        """Schedule a scan if a retry falls due before the next sweep."""
-        if self._runner is not None and delay < self._settings.sweep:
-            loop = asyncio.get_running_loop()
-            loop.call_later(delay.total_seconds(), self._runner.scan_now)
+    def open_sessions(self, *, search_path: str, **server_settings: str) -> Sessions:
+        """Return the connections for handlers."""
+        sessions = Sessions(
+            self._url,
+            name="gateway worker handlers",
+            most=self._most,
+            search_path=search_path,
+            **server_settings,
+        )
+        self._stack.push_async_callback(sessions.close)
+        self._metrics.watch_connections("handlers", lambda: (*sessions.use, self._most))
+        return sessions
+
+
+async def _open_context(
+    stack: AsyncExitStack,
+    project: Project,
+    settings: Settings,
+    ledger: Pool,
+    sessions: Sessions,
+    metrics: WorkerMetrics,
+    stats: MinuteStats,
+) -> WorkerContext:
+    """Open the resources and the HTTP client, and hook statistics and traces to the runs."""
+    opening = OpenResources(project.registry.resources)
+    resources = await opening.open()
+    stack.push_async_callback(opening.close)
+    codec = LeaseCodec(project.config, vault_of(project.config, project.ring))
+    timeout = httpx.Timeout(30, connect=5)
+    count = counting_runs(stats, metrics)
+    traces = open_traces(on=settings.traces == "on", process="worker")
+    if traces is None:
+        http, hooks = httpx.AsyncClient(timeout=timeout), Hooks(around_run=[count])
+    else:
+        from gateway.worker.traced import TracedClient, TracedRuns  # opentelemetry
+
+        stack.push_async_callback(traces.close)
+        http = TracedClient(traces, timeout=timeout)
+        traced = TracedRuns(traces, without_text=codec.encryption.routes)
+        hooks = Hooks(
+            around_run=[traced.around_run, count],
+            around_statement=traced.around_statement,
+            current_trace=traces.here,
+        )
+    stack.push_async_callback(http.aclose)
+    return WorkerContext(
+        work=sessions,
+        ledger=ledger,
+        http=http,
+        patience=settings.lease,
+        config=project.config,
+        registry=project.registry,
+        codec=codec,
+        api_keys=project.api_keys,
+        resources=resources,
+        hooks=hooks,
+        on_repair=metrics.repaired,
+    )
+
+
+def _alert_sender(project: Project, ledger: Pool) -> AlertSender:
+    return AlertSender(
+        ledger,
+        alerts=project.config.alerts,
+        destinations=project.alerts,
+        every=project.settings.sweep,
+    )
+
+
+def _schedule(project: Project, ledger: Pool, hint: Callable[[Iterable[int]], None]) -> Schedule:
+    return Schedule(
+        ledger,
+        url=database_url(project.settings),
+        config=project.config,
+        registry=project.registry,
+        encryption=vault_of(project.config, project.ring),
+        hint=hint,
+    )
+
+
+async def _drain(runner: Runner, isolated: IsolatedWorker | None, grace: timedelta) -> None:
+    stopping: list[Awaitable[None]] = [runner.drain(grace)]
+    if isolated is not None:
+        stopping.append(isolated.stop(grace))
+    await asyncio.gather(*stopping)
 
 
 async def _close(pool: Pool) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.config.project import load_project, redis_url
 from gateway.config.settings import load_settings
-from gateway.processes.work import Worker
+from gateway.processes.work import start_worker
 from gateway.queue.worker import worker_settings
 
 
@@ -14,4 +14,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     settings = load_settings()
     project = load_project(settings, with_api_keys=True)
-    return worker_settings(redis_url(settings), lambda: Worker(project))
+    return worker_settings(redis_url(settings), lambda: start_worker(project))

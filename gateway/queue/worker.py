@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import arq.worker
@@ -121,12 +121,11 @@ async def _listen(
         await redis.aclose(close_connection_pool=True)
 
 
-def worker_settings(url: str, make_worker: Callable[[], Worker]) -> dict[str, Any]:
+def worker_settings(url: str, start: Callable[[], Awaitable[Worker]]) -> dict[str, Any]:
     """Return the settings of `arq gateway.queue.WorkerSettings`."""
 
     async def on_startup(ctx: dict[str, Any]) -> None:
-        worker = make_worker()
-        await worker.start()
+        worker = await start()
         worker.metrics.watch_redis(lambda: True)  # without Redis, arq ends
         ctx["worker"], ctx["hint"] = worker, worker.hint
 

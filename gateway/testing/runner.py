@@ -23,22 +23,29 @@ from gateway.testing.fixtures import ConnectionNotAllowed, Connections
 from gateway.testing.outgoing import Outgoing
 from gateway.testing.throwaway import LedgerClients
 from gateway.worker.context import Context, transaction_of
-from gateway.worker.execution import Execution
+from gateway.worker.execution import Execution, Scheduler
 from gateway.worker.transaction import DeliveryTransaction
-
-STATEMENTS: Final = ("execute", "executemany", "fetch", "fetchrow", "fetchval", "run_own")
-"""The methods of the transaction that send one statement each.
-
-Opening and closing a savepoint counts as one statement each, too.
-"""
 
 
 def observe_statements(
     transaction: DeliveryTransaction, observe: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Call `observe(method, *args)` in place of each method that sends a statement."""
-    for name in STATEMENTS:
-        setattr(transaction, name, partial(observe, getattr(transaction, name)))
+    """Call `observe(send, method, query, *args)` in place of each statement.
+
+    `method` is the one of asyncpg's connection. Opening and closing a savepoint counts as one
+    statement each, too.
+    """
+    run_own = transaction.run_own
+
+    async def send_own(_: str, query: str, *args: Any) -> asyncpg.Record | None:
+        return await run_own(query, *args)
+
+    observed = {
+        "send": partial(observe, transaction.send),
+        "run_own": partial(observe, send_own, "fetchrow"),
+    }
+    for name, method in observed.items():
+        setattr(transaction, name, method)
 
 
 Raised = tuple[Exception, TracebackType | None]
@@ -153,7 +160,7 @@ class DeliveryRunner:
         self._ledger = clients.ledger
         self._outgoing = outgoing
         self._connections = connections
-        self._bench = clients.worker_context(
+        self._worker = clients.worker_context(
             project,
             outgoing.client(),
             patience=PATIENCE,
@@ -184,7 +191,7 @@ class DeliveryRunner:
             task.cancel()
         if self._dying:
             await asyncio.wait(self._dying, timeout=END_S)
-        await self._bench.http.aclose()
+        await self._worker.http.aclose()
         await self._clients.close()
 
     async def claim(self, route: Route, event: Event) -> None:
@@ -282,7 +289,7 @@ class DeliveryRunner:
         self._outgoing.on_call = run.see_call
         self._outgoing.payload = lease.event.payload
         watched = replace(subscription, function=run)
-        execution = Execution(lease, watched, self._bench, is_more=lambda: False)
+        execution = Execution(lease, watched, self._worker, Scheduler())
         running = asyncio.create_task(execution.run())
         dying = asyncio.create_task(run.died.wait())
         with self._connections.refused():

@@ -34,6 +34,7 @@ from gateway.ledger.connection import (
 from gateway.ledger.encryption import OPEN
 from gateway.ledger.migrate import SchemaFile, migrate
 from gateway.ledger.sessions import Sessions
+from gateway.worker.codec import LeaseCodec
 from gateway.worker.resources import WorkerContext
 
 PREFIX: Final = "gateway_test_"
@@ -226,11 +227,9 @@ class LedgerClients:
             patience=patience,
             config=project.config,
             registry=project.registry,
-            encryption=OPEN,
+            codec=LeaseCodec(project.config, OPEN),
             api_keys=api_keys,
             resources=resources,
-            on_retry=lambda _: None,
-            on_published=lambda _: None,
         )
 
     async def close(self) -> None:

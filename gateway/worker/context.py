@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import asyncpg
 import httpx
@@ -16,7 +16,6 @@ from gateway.config.registry.key_path import key_of
 from gateway.ledger.connection import QUERIES
 from gateway.ledger.effects import mark_effects_unknown
 from gateway.privacy.redaction import REDACTED
-from gateway.worker.concealment import handler_log, hiding
 from gateway.worker.effects import Effects, NotDone, Unknown
 from gateway.worker.idempotency import make_key, make_scoped_key, make_stripe_key
 from gateway.worker.publish import Outbox, job_arguments
@@ -55,23 +54,23 @@ class Database:
 
     async def execute(self, query: str, *args: Any) -> str:
         """Run a statement; return its status, such as `UPDATE 1`."""
-        return await self._transaction.execute(query, *args)
+        return cast(str, await self._transaction.send("execute", query, *args))
 
     async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run a statement once per row of arguments."""
-        await self._transaction.executemany(query, rows)
+        await self._transaction.send("executemany", query, rows)
 
     async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
         """Return all rows."""
-        return await self._transaction.fetch(query, *args)
+        return cast(list[asyncpg.Record], await self._transaction.send("fetch", query, *args))
 
     async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
         """Return the first row, or None."""
-        return await self._transaction.fetchrow(query, *args)
+        return cast(asyncpg.Record | None, await self._transaction.send("fetchrow", query, *args))
 
     async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
         """Return one value of the first row, or None."""
-        return await self._transaction.fetchval(query, *args, column=column)
+        return await self._transaction.send("fetchval", query, *args, column=column)
 
     def transaction(self) -> AbstractAsyncContextManager[None]:
         """Begin a savepoint. If the block raises, only its statements are rolled back.
@@ -84,17 +83,18 @@ class Database:
 class Context:
     """The second argument of every handler."""
 
-    def __init__(self, *, lease: Lease, subscription: Subscription, bench: WorkerContext) -> None:
+    def __init__(self, *, lease: Lease, subscription: Subscription, worker: WorkerContext) -> None:
         self._lease = lease
-        self._bench = bench
-        self._transaction = _make_transaction(lease, subscription, bench)
+        self._worker = worker
+        around = partial(worker.hooks.around_statement, lease)
+        self._transaction = DeliveryTransaction(worker.work, subscription.timeout, around)
         self.db = Database(self._transaction)
         """The delivery's transaction in the gateway's database, with asyncpg's methods."""
-        self.http: httpx.AsyncClient = bench.http
+        self.http: httpx.AsyncClient = worker.http
         """A shared httpx client."""
         self.attempt: int = lease.attempt
         """The number of the attempt: 1 on the first run, and on the first run after a replay."""
-        self.log: structlog.stdlib.BoundLogger = handler_log(bench.config, lease.event).bind(
+        self.log: structlog.stdlib.BoundLogger = worker.codec.logger(lease.event).bind(
             route=lease.event.route,
             event_id=lease.event.id,
             delivery_id=lease.delivery_id,
@@ -107,7 +107,7 @@ class Context:
         self._make_key = partial(make_scoped_key, *of_delivery)
         self._make_stripe_key = partial(make_stripe_key, *of_delivery)
         make_job_key = partial(make_key, *of_delivery)
-        self._outbox = Outbox(bench.config, bench.registry, bench.encryption, make_job_key)
+        self._outbox = Outbox(worker, make_job_key)
 
     async def upsert(
         self,
@@ -183,7 +183,7 @@ class Context:
 
     async def _check_not_redacted(self, name: str, per: Per) -> None:
         texts = [str(value) for value in (per if isinstance(per, list | tuple) else (per,))]
-        hide = await hiding(self._bench.config, self._lease.event)
+        hide = await self._worker.codec.hiding(self._lease.event)
         if any(REDACTED in text or hide(text) != text for text in texts):
             raise ValueError(
                 f"ctx.once({name!r}, per=...) holds a field that the route redacts: keys are stored"
@@ -201,8 +201,6 @@ class Context:
         whether it is a new job.
         """
         job = self._outbox.make(queue, payload, key, type)
-        if self._bench.traces is not None:
-            job = job._replace(trace=self._bench.traces.here())
         row = await self._transaction.run_own(QUERIES["publish"], *job_arguments(job))
         if row is None or not row["is_new"]:
             if row is not None and row["differs"]:
@@ -226,7 +224,7 @@ class Context:
     @cached_property
     def resources(self) -> Resources:
         """The resources that the `@resource` functions of the handler modules opened, by name."""
-        return Resources(self._bench.resources)
+        return Resources(self._worker.resources)
 
     @cached_property
     def stripe(self) -> "StripeClient":
@@ -237,16 +235,16 @@ class Context:
         from gateway.worker.stripe_client import make_stripe_client  # imports stripe
 
         route = self._lease.event.route
-        if route not in self._bench.api_keys:
+        if route not in self._worker.api_keys:
             raise RuntimeError(
                 f'ctx.stripe needs "api_key: env:..." on route {route!r} in routes.yaml'
             )
-        api_key = self._bench.api_keys[route].reveal().decode()
-        return make_stripe_client(api_key, self._bench.http, self._make_stripe_key)
+        api_key = self._worker.api_keys[route].reveal().decode()
+        return make_stripe_client(api_key, self._worker.http, self._make_stripe_key)
 
     @cached_property
     def _effects(self) -> Effects:
-        return Effects(self._bench.ledger, self._lease, self._bench.encryption, self.log)
+        return Effects(self._worker.ledger, self._lease, self._worker.codec.encryption, self.log)
 
 
 def _read_key(method: str, name: str, per: Per) -> str:
@@ -259,21 +257,6 @@ def _read_key(method: str, name: str, per: Per) -> str:
         raise ValueError(f"ctx.{method}({name!r}, per=...): {error}") from None
 
 
-def _make_transaction(
-    lease: Lease, subscription: Subscription, bench: WorkerContext
-) -> DeliveryTransaction:
-    if bench.traces is None:
-        return DeliveryTransaction(bench.work, subscription.timeout)
-    from gateway.worker.traced import TracedTransaction  # opentelemetry
-
-    return TracedTransaction(
-        bench.work,
-        subscription.timeout,
-        traces=bench.traces,
-        tells_text=lease.event.route not in bench.encryption.routes,
-    )
-
-
 def transaction_of(context: Context) -> DeliveryTransaction:
     """Return the transaction behind `ctx.db`, for the code that commits or rolls back the run."""
     return context._transaction
@@ -281,8 +264,7 @@ def transaction_of(context: Context) -> DeliveryTransaction:
 
 def trace_of(context: Context) -> str | None:
     """Return the current `traceparent`, for a forward of the event."""
-    traces = context._bench.traces
-    return None if traces is None else traces.here()
+    return context._worker.hooks.current_trace()
 
 
 async def mark_effects(context: Context) -> None:
@@ -295,7 +277,7 @@ async def mark_effects(context: Context) -> None:
     if marks_inside(context):
         await context._transaction.mark_effects(lease.delivery_id)
     elif lease.run > 1 or not (effects is None or effects.is_settled):
-        await mark_effects_unknown(context._bench.ledger, lease)
+        await mark_effects_unknown(context._worker.ledger, lease)
 
 
 def marks_inside(context: Context) -> bool:

@@ -1,11 +1,16 @@
-"""One run of a delivery: call the handler with its timeout, then settle with the fencing token."""
+"""The run of a delivery: open its event, call the handler, decide, settle with the fencing token.
+
+`Execution._run` is the whole path in order. Statistics and traces are hooks around it (hooks.py),
+encryption and redaction are in the codec of its lease (codec.py).
+"""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncpg
 import structlog
@@ -13,35 +18,22 @@ import structlog
 from gateway.base.errors import (
     CannotOpen,
     HandlerSignal,
-    KeyMissing,
     LeaseLost,
-    PayloadGone,
-    SealBroken,
-    StatementRefused,
     StorageUnavailable,
     TransactionEnded,
-    TransactionReadOnly,
-    causes,
 )
 from gateway.base.failpoints import reached
-from gateway.base.model import Event, Lease, Outcome, RetryPolicy, Status
+from gateway.base.model import Lease, Outcome, Status
 from gateway.config.registry import Subscription
-from gateway.ledger.claims import ClaimVerdict
-from gateway.ledger.connection import CONTENDED, MIXED_UP, READ_ONLY, TROUBLE, describe
+from gateway.ledger.connection import MIXED_UP, READ_ONLY, TROUBLE, describe
 from gateway.ledger.deliveries import DONE, Settlement, settle
-from gateway.ledger.encryption import open_event
 from gateway.ledger.ordering import OrderingKey, advance
-from gateway.ledger.statistics import REQUESTS
-from gateway.privacy.redaction import Hide
-from gateway.worker.concealment import conceal, hiding
 from gateway.worker.context import Context, mark_effects, marks_inside, outbox_of, transaction_of
-from gateway.worker.idempotency import AtIt, DoneBefore, OncePer
-from gateway.worker.policy import HandlerTimeout, backoff, decide, summary
+from gateway.worker.hooks import RunReport
+from gateway.worker.idempotency import AlreadyDone, KeyInUse, OncePer
+from gateway.worker.policy import DECIDED, Failure, HandlerTimeout, decide, is_because
 from gateway.worker.resources import WorkerContext
 from gateway.worker.transaction import DeliveryTransaction
-
-if TYPE_CHECKING:  # opentelemetry, which is an extra
-    from gateway.telemetry.spans import Traces
 
 STOP_S: Final = 5.0
 """How long a cancelled handler may take to end before its connection is closed."""
@@ -50,44 +42,22 @@ HAND_BACK_S: Final = 2.0
 """How long a worker that stops waits for Postgres before it lets a lease expire."""
 
 RESETTLE_S: Final = 0.5
-AWAY: Final = "Postgres went away"
-MADE_READ_ONLY: Final = (
-    "the handler has made its transaction read only. The completion of its delivery is written in "
-    "the same transaction: leave it read write"
-)
-ENDED_IN_BLOCK: Final = (
-    "a procedure or a DO block has tried to end the handler's transaction. Leave the end of the "
-    "transaction to the gateway"
-)
-DECIDED: Final = (HandlerSignal, HandlerTimeout, StatementRefused, TransactionEnded)
-"""Errors that alone decide how the delivery is settled, whatever else failed in its run."""
-RUN_AGAIN: Final = (
-    *CONTENDED,
-    asyncpg.InvalidCachedStatementError,
-    asyncpg.OutdatedSchemaCacheError,
-)
-"""Errors that are not the fault of the handler: another run succeeds. The last two mean that what
-the driver knows from an earlier delivery is outdated, the columns of a prepared statement (a
-changed table, another search_path) or the attributes of a type, and that the driver has dropped it.
-"""
-PREPARED_BY_DRIVER: Final = "__asyncpg_"
-"""How the names of the statements begin that the driver has prepared."""
-AFTER_CONFLICT: Final = RetryPolicy(
-    attempts=10, base=timedelta(milliseconds=200), cap=timedelta(seconds=10)
-)
-"""The backoff after these errors. The waits are random and grow, since handlers that conflicted
-would conflict again after equal waits. The tenth conflict in a row burns an attempt, and the
-handler's own policy applies: if many handlers update one row, a delivery may lose against others
-very often, which must not make it dead."""
-AFTER_LOSS: Final = timedelta(seconds=1)
-WITHOUT_KEY: Final = timedelta(seconds=30)
-"""Wait of a delivery whose encryption key this worker does not have. Another worker may have it, or
-an operator has to add it."""
-
-THREAD_BYTES: Final = 1024 * 1024
-"""Larger payloads are decrypted in a thread, so that they do not block the event loop."""
 
 log = structlog.get_logger("gateway.run")
+
+
+class Scheduler:
+    """What a run asks of the worker that started it. Here every request is a no-op."""
+
+    def is_more(self) -> bool:
+        """Return whether a delivery waits for the next free slot."""
+        return False
+
+    def expect(self, delay: timedelta) -> None:
+        """Look for due deliveries after this delay."""
+
+    def hint(self, delivery_ids: Iterable[int]) -> None:
+        """Wake up for these deliveries, which may be due."""
 
 
 class Execution:
@@ -97,23 +67,18 @@ class Execution:
         self,
         lease: Lease,
         subscription: Subscription,
-        bench: WorkerContext,
-        *,
-        is_more: Callable[[], bool],
+        worker: WorkerContext,
+        scheduler: Scheduler,
     ) -> None:
         self.lease = lease
         self.subscription = subscription
-        self._bench = bench
-        self._is_more = is_more
-        self._context = self._make_context()
+        self._worker = worker
+        self._scheduler = scheduler
+        self._context = Context(lease=lease, subscription=subscription, worker=worker)
         self._once_per: OncePer | None = None
         self._handler: asyncio.Task[None] | None = None
         self._stopped_because: str | None = None
         self._lease_lost = False
-        self._handler_s: float | None = None
-
-    def _make_context(self) -> Context:
-        return Context(lease=self.lease, subscription=self.subscription, bench=self._bench)
 
     @property
     def _transaction(self) -> DeliveryTransaction:
@@ -143,117 +108,87 @@ class Execution:
         """
         self._transaction.abandon()
         because = self._stopped_because or "the worker was shut down"
+        released = Settlement(status=Status.PENDING, outcome=Outcome.RELEASED, error=because)
         try:
             async with asyncio.timeout(HAND_BACK_S):
-                await self._settle_apart(_again(Outcome.RELEASED, because, timedelta()))
+                await self._settle_apart(released)
         except (LeaseLost, TimeoutError):
             return
 
     async def run(self) -> None:
         """Run the handler and settle the delivery. Errors of the handler are never raised."""
-        if self._bench.traces is None:
-            await self._run()
-        else:
-            await self._run_traced(self._bench.traces)
-
-    async def _run_traced(self, traces: "Traces") -> None:
-        from gateway.worker.traced import running, tell  # opentelemetry
-
-        with running(traces, self.lease, self.subscription) as span:
-            tell(span, await self._run())
-
-    async def _run(self) -> Settlement | None:
-        """Return the settlement, or None if another worker owns the delivery."""
-        started = time.monotonic()
+        report = RunReport(lease=self.lease, subscription=self.subscription)
         try:
-            error = await self._open() or await self._check() or await self._call()
-            returned = time.monotonic()
-            settlement = await self._finish(error)
-            settled = time.monotonic()
-        except LeaseLost:
-            self._context.log.warning("lease_lost")
-            self._bench.metrics.repaired("fenced")
-            return None
+            with ExitStack() as hooks:
+                for hook in self._worker.hooks.around_run:
+                    hooks.enter_context(hook(report))
+                settlement = await self._run(report)
         finally:
             await self._transaction.close()
-        self._report(settlement, time.monotonic() - started, settled - returned)
-        if settlement.status is Status.PENDING:
-            self._bench.on_retry(settlement.delay)
+        if settlement is not None and settlement.status is Status.PENDING:
+            self._scheduler.expect(settlement.delay)
         elif settlement is DONE:
             await self._announce()
+
+    async def _run(self, report: RunReport) -> Settlement | None:
+        """Return the settlement, or None if another worker owns the delivery."""
+        began_at = time.monotonic()
+        try:
+            error = await self._prepare() or await self._call(report)
+            returned_at = time.monotonic()
+            self._check_lease(error)
+            error = await (self._complete() if error is None else self._check_failed(error))
+            if error is None:
+                settlement = DONE
+                report.queues = outbox_of(self._context).queues
+            else:
+                decision = decide(
+                    await self._examine(error),
+                    attempt=self.lease.attempt,
+                    conflicts=self.lease.conflicts,
+                    policy=self.subscription.retry,
+                    now=datetime.now(UTC),
+                )
+                settlement = await self._worker.codec.encode(decision, self.lease)
+                await self._transaction.close()
+                settlement = await self._settle_apart(settlement)
+        except LeaseLost:
+            self._context.log.warning("lease_lost")
+            self._worker.on_repair("fenced")
+            return None
+        report.settlement = settlement
+        report.seconds = time.monotonic() - began_at
+        report.settle_s = time.monotonic() - returned_at
+        _log_end(self._context, settlement, report.seconds)
         return settlement
 
-    def _report(self, settlement: Settlement, seconds: float, settle_s: float) -> None:
-        outcome, metrics = settlement.outcome, self._bench.metrics
-        place = self.lease.event.route, self.lease.handler
-        self._bench.stats.add(*place, outcome, seconds)
-        metrics.ended(*place, outcome, is_dead=settlement.status is Status.DEAD)
-        metrics.took(*place, self._handler_s, settle_s)
-        _tell(self._context, settlement, seconds)
+    async def _prepare(self) -> BaseException | None:
+        """Decode the event, and reserve the `once_per` key, if any.
 
-    async def _open(self) -> CannotOpen | None:
-        """Decrypt the event if it is encrypted. Return an error if it cannot be read."""
-        lease = self.lease
-        if not lease.payload_kept:
-            return PayloadGone("its payload is gone: a handler would take nothing for the event")
-        if lease.sealed is None:
-            return None
-        where = self._bench.encryption.ring, lease.event.route, lease.event.id, lease.sealed
+        Return an error if the handler must not run.
+        """
         try:
-            if len(lease.sealed) > THREAD_BYTES:
-                headers, body = await asyncio.to_thread(open_event, *where)
-            else:
-                headers, body = open_event(*where)
-        except CannotOpen as error:
-            return error
-        event = replace(lease.event, headers=headers, body=body)
-        self.lease = replace(lease, event=event, sealed=None)
-        self._context = self._make_context()  # its logger redacts values of the payload
-        return None
-
-    async def _check(self) -> BaseException | None:
-        """Reserve the `once_per` key, if any. Return an error if the handler must not run."""
-        if self.subscription.once_per is None:
-            return None
-        bench = self._bench
-        self._once_per = OncePer(
-            self.lease, self.subscription.once_per, bench.ledger, bench.encryption
-        )
-        try:
-            await self._once_per.reserve()
+            lease = await self._worker.codec.decode(self.lease)
+            if lease is not self.lease:
+                self.lease = lease
+                self._context = Context(
+                    lease=lease, subscription=self.subscription, worker=self._worker
+                )
+            if self.subscription.once_per is not None:
+                self._once_per = OncePer(
+                    lease,
+                    self.subscription.once_per,
+                    self._worker.ledger,
+                    self._worker.codec.encryption,
+                )
+                await self._once_per.reserve()
         except TROUBLE as error:
             return StorageUnavailable(describe(error))
-        except (
-            AtIt,
-            DoneBefore,
-            HandlerSignal,
-            ValueError,
-        ) as error:  # ValueError: the body is not JSON
-            return error
+        except (AlreadyDone, CannotOpen, HandlerSignal, KeyInUse, ValueError) as error:
+            return error  # ValueError: the body is not JSON
         return None
 
-    async def _announce(self) -> None:
-        """Advance the ordering keys that the commit has freed or filled, and wake workers for its
-        jobs.
-
-        It happens after the commit, since the handler's snapshot may be too old to see which
-        delivery is next. The sweep does it if this worker is killed before.
-        """
-        outbox, lease = outbox_of(self._context), self.lease
-        for queue in outbox.queues:
-            self._bench.stats.add(queue, REQUESTS, ClaimVerdict.ACCEPTED)
-            self._bench.metrics.published.labels(queue).inc()
-        turns = list(outbox.turns)
-        if lease.order_key is not None:
-            turns.append(OrderingKey(lease.event.route, lease.handler, lease.order_key))
-        try:
-            await advance(self._bench.ledger, turns)
-        except TROUBLE as error:
-            self._context.log.warning("turns_not_given", error=describe(error))
-        if outbox.delivery_ids:
-            self._bench.on_published(outbox.delivery_ids)
-
-    async def _call(self) -> BaseException | None:
+    async def _call(self, report: RunReport) -> BaseException | None:
         """Run the handler until it ends, times out or is cancelled. Return its error, if any."""
         began_at = time.monotonic()
         handler = asyncio.create_task(self._guarded())
@@ -261,27 +196,25 @@ class Execution:
         if self._stopped_because is not None:
             handler.cancel()
         done, _ = await asyncio.wait({handler}, timeout=self.subscription.timeout.total_seconds())
-        self._handler_s = time.monotonic() - began_at
+        report.handler_s = time.monotonic() - began_at
         if not done:
             return await self._overdue(handler)
         if handler.cancelled():
             return asyncio.CancelledError("the handler was cancelled")
-        return handler.exception()
+        error = handler.exception()
+        if error is not None and self.subscription.forward is not None:
+            return error.with_traceback(None)  # it shows only our own code
+        return error
 
     async def _guarded(self) -> None:
         reached("handler.starting")
+        event, label = self.lease.event, self.subscription.route_label
+        if event.route != label:  # handlers see the current name; the gateway uses the identity
+            event = replace(event, route=label)
         try:
-            await self.subscription.function(self._named(self.lease.event), self._context)
+            await self.subscription.function(event, self._context)
         except SystemExit as error:  # it would end the worker and all its deliveries
             raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
-
-    def _named(self, event: Event) -> Event:
-        """Return the event with the current name of its route, for the handler.
-
-        The gateway itself uses the route's identity, which a renaming does not change.
-        """
-        label = self.subscription.route_label
-        return event if event.route == label else replace(event, route=label)
 
     async def _overdue(self, handler: asyncio.Task[None]) -> BaseException:
         handler.cancel()
@@ -295,34 +228,12 @@ class Execution:
             return HandlerTimeout(f"no whole answer within {timeout_s:g} s")
         return HandlerTimeout(f"the handler ran longer than {timeout_s:g} s")
 
-    async def _finish(self, error: BaseException | None) -> Settlement:
+    def _check_lease(self, error: BaseException | None) -> None:
+        """End the stoppable part of the run. Raises LeaseLost if another worker owns it."""
         self._handler = None
         reached("handler.returned")
         if self._lease_lost or isinstance(error, LeaseLost):
             raise LeaseLost("another worker owns the delivery")
-        if error is None:
-            error = await self._complete()
-            if error is None:
-                return DONE
-        elif isinstance(error, DoneBefore):
-            error = await self._mark_effects() or error
-        else:
-            error = await self._check_transaction(error)
-        hide = await hiding(self._bench.config, self.lease.event)
-        settlement = conceal(
-            await self._judge(error, hide), error, self.lease, self._bench.encryption
-        )
-        await self._transaction.close()
-        return await self._settle_apart(settlement)
-
-    async def _check_transaction(self, error: BaseException) -> BaseException:
-        """Return the error, or a worse one: that the handler had committed before it failed."""
-        try:
-            await self._transaction.check_transaction()
-        except TransactionEnded as ended:
-            ended.__cause__ = error
-            return ended
-        return error
 
     async def _complete(self) -> BaseException | None:
         """Commit the handler's writes with the completion. Return the error if that fails."""
@@ -333,13 +244,13 @@ class Execution:
             await self._settle_apart(DONE)
             return None
         try:
-            async with asyncio.timeout(self._bench.patience.total_seconds()):
+            async with asyncio.timeout(self._worker.patience.total_seconds()):
                 if is_inside:
                     await mark_effects(self._context)
                 if self._once_per is not None:
                     await self._transaction.take_own_role()
                     await self._once_per.keep(self._transaction.run_own)
-                await self._transaction.complete(self.lease, chain=self._is_more())
+                await self._transaction.complete(self.lease, chain=self._scheduler.is_more())
                 reached("settle.committed")
         except (*TROUBLE, RuntimeError, TransactionEnded) as error:
             if isinstance(error, TimeoutError):
@@ -355,55 +266,32 @@ class Execution:
             return StorageUnavailable(f"effects of unknown outcome: {describe(error)}")
         return None
 
-    async def _judge(self, error: BaseException, hide: Hide) -> Settlement:
-        if isinstance(error, DoneBefore):
-            return Settlement(status=Status.DONE, outcome=Outcome.SKIPPED, error=str(error))
-        if isinstance(error, KeyMissing):
-            return _again(Outcome.DEFERRED, summary(error), WITHOUT_KEY)
-        if isinstance(error, SealBroken | PayloadGone):
-            return Settlement(status=Status.DEAD, outcome=Outcome.DEAD, error=summary(error))
-        if isinstance(error, AtIt):
-            return _again(Outcome.RELEASED, str(error), AFTER_LOSS)
-        if not isinstance(error, DECIDED):
-            through_no_fault = await self._judge_loss(error, hide)
-            if through_no_fault is not None:
-                return through_no_fault
-            if isinstance(error, READ_ONLY):  # and the server is not
-                error = TransactionReadOnly(f"{error}: {MADE_READ_ONLY}")
-            elif isinstance(error, asyncpg.InvalidTransactionTerminationError):
-                error = StatementRefused(f"{error}: {ENDED_IN_BLOCK}")
-        if self.subscription.forward is not None:
-            error = error.with_traceback(None)  # the traceback of a forward shows only our own code
-        return decide(
-            error,
-            attempt=self.lease.attempt,
-            policy=self.subscription.retry,
-            now=datetime.now(UTC),
-            hide=hide,
-        )
+    async def _check_failed(self, error: BaseException) -> BaseException:
+        """Return the error, or a worse one: that the handler had committed before it failed."""
+        if isinstance(error, AlreadyDone):
+            return await self._mark_effects() or error
+        try:
+            await self._transaction.check_transaction()
+        except TransactionEnded as ended:
+            ended.__cause__ = error
+            return ended
+        return error
 
-    async def _judge_loss(self, error: BaseException, hide: Hide) -> Settlement | None:
-        """Return the settlement if the run failed through no fault of its handler, or else None."""
-        if self._stopped_because is not None:
-            return _again(Outcome.RELEASED, self._stopped_because, timedelta())
-        if await self._is_away(error):
-            is_counted = self._transaction.may_have_broken_it
-            outcome = Outcome.LOST if is_counted else Outcome.RELEASED
-            return _again(outcome, f"{AWAY}: {summary(error, hide)}", AFTER_LOSS)
-        tries = self.lease.conflicts + 1
-        may_succeed = _is_because(error, RUN_AGAIN) or _is_of_session(error)
-        if may_succeed and tries < AFTER_CONFLICT.attempts:
-            delay = backoff(AFTER_CONFLICT, tries)
-            return replace(_again(Outcome.LOST, summary(error, hide), delay), is_conflict=True)
-        return None
+    async def _examine(self, error: BaseException) -> Failure:
+        """Find out whether the run failed because of its worker or of the server."""
+        if self._stopped_because is not None or isinstance(error, DECIDED):
+            return Failure(error=error, stopped_because=self._stopped_because)
+        is_away = await self._is_away(error)
+        broken = self._transaction.may_have_broken_it
+        return Failure(error=error, is_away=is_away, may_have_broken_it=broken)
 
     async def _is_away(self, error: BaseException) -> bool:
         """Whether the server is unreachable, or is no longer the primary."""
-        if _is_because(error, READ_ONLY) and await self._transaction.is_read_only():
+        if is_because(error, READ_ONLY) and await self._transaction.is_read_only():
             self._transaction.give_up()
             return True
         is_away = self._transaction.lost or isinstance(error, StorageUnavailable)
-        if _is_because(error, MIXED_UP):
+        if is_because(error, MIXED_UP):
             self._transaction.abandon()  # the next delivery must not get this session
         return is_away
 
@@ -416,43 +304,37 @@ class Execution:
         while True:
             reached("settle.apart")
             try:
-                status = await settle(self._bench.ledger, self.lease, settlement)
+                status = await settle(self._worker.ledger, self.lease, settlement)
             except asyncpg.DataError:
                 raise
             except TROUBLE as error:
                 self._context.log.warning("settle_again", error=describe(error))
-                self._bench.metrics.repaired("settle_repeated")
-                await self._bench.ledger.expire_connections()
+                self._worker.on_repair("settle_repeated")
+                await self._worker.ledger.expire_connections()
                 await asyncio.sleep(RESETTLE_S)
             else:
                 reached("settle.settled")
-                return _with_status(settlement, status)
+                if status is settlement.status:
+                    return settlement
+                return Settlement(status=status, outcome=settlement.outcome, error=settlement.error)
 
+    async def _announce(self) -> None:
+        """Advance the ordering keys that the commit has freed or filled, and wake workers for its
+        jobs.
 
-def _again(outcome: Outcome, because: str, delay: timedelta) -> Settlement:
-    """Return a settlement that makes the delivery pending again, without burning an attempt."""
-    return Settlement(status=Status.PENDING, outcome=outcome, error=because, delay=delay)
-
-
-def _is_because(error: BaseException, kinds: tuple[type[Exception], ...]) -> bool:
-    """Return whether the error, or one of its causes, is of these kinds."""
-    return any(isinstance(cause, kinds) for cause in causes(error))
-
-
-def _is_of_session(error: BaseException) -> bool:
-    """Return whether a statement of the driver is missing in a session, or is there already.
-
-    Most likely the delivery that had the session before has dropped it: a function can, unseen.
-    """
-    return any(
-        isinstance(cause, MIXED_UP) and PREPARED_BY_DRIVER in str(cause) for cause in causes(error)
-    )
-
-
-def _with_status(settlement: Settlement, status: Status) -> Settlement:
-    if status is settlement.status:
-        return settlement
-    return Settlement(status=status, outcome=settlement.outcome, error=settlement.error)
+        It happens after the commit, since the handler's snapshot may be too old to see which
+        delivery is next. The sweep does it if this worker is killed before.
+        """
+        outbox, lease = outbox_of(self._context), self.lease
+        turns = list(outbox.turns)
+        if lease.order_key is not None:
+            turns.append(OrderingKey(lease.event.route, lease.handler, lease.order_key))
+        try:
+            await advance(self._worker.ledger, turns)
+        except TROUBLE as error:
+            self._context.log.warning("turns_not_given", error=describe(error))
+        if outbox.delivery_ids:
+            self._scheduler.hint(outbox.delivery_ids)
 
 
 def _consume(task: asyncio.Task[None]) -> None:
@@ -460,7 +342,7 @@ def _consume(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _tell(context: Context, settlement: Settlement, seconds: float) -> None:
+def _log_end(context: Context, settlement: Settlement, seconds: float) -> None:
     fields = {"outcome": settlement.outcome.value, "ms": round(seconds * 1000, 1)}
     if settlement.outcome is Outcome.DONE:
         context.log.info("delivery_done", **fields)

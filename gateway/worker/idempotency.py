@@ -88,11 +88,11 @@ def _digest(*parts: str) -> str:
 RunOwn = Callable[..., Awaitable[asyncpg.Record | None]]
 
 
-class DoneBefore(Exception):
+class AlreadyDone(Exception):
     """Another delivery with the same key was done before."""
 
 
-class AtIt(Exception):
+class KeyInUse(Exception):
     """Another delivery with the same key is running, and its outcome is not known yet."""
 
 
@@ -112,7 +112,7 @@ class OncePer:
     async def reserve(self) -> None:
         """Reserve the key before a run.
 
-        Raises DoneBefore, AtIt, LeaseLost, or Reject if the payload has no value for the key.
+        Raises AlreadyDone, KeyInUse, LeaseLost, or Reject if the payload has no value for the key.
         """
         payload = self._lease.event.payload
         self._key = self._path.key(payload)
@@ -126,8 +126,8 @@ class OncePer:
             return
         if row["is_done"]:
             by = f"event {row['event_id']}"
-            raise DoneBefore(f"{self._path} {self._key} was done before, by {by}")
-        raise AtIt(f"another event of {self._path} {self._key} runs")
+            raise AlreadyDone(f"{self._path} {self._key} was done before, by {by}")
+        raise KeyInUse(f"another event of {self._path} {self._key} runs")
 
     async def keep(self, run: RunOwn) -> None:
         """Record the key as done, in the transaction of the run.

@@ -197,7 +197,7 @@ class Intake:
             suspects=suspects,
         )
         self._lease = lease
-        self._scan_every_s = scan_every.total_seconds()
+        self.scan_every_s = scan_every.total_seconds()
         self._scan_at = 0.0
         self._most = self._asked = MOST_AT_ONCE
         self._hints: set[int] = set()
@@ -206,7 +206,9 @@ class Intake:
         self._limited_first = False
 
     def hint(self, delivery_ids: Iterable[int], free: int) -> None:
-        """Add a wake-up: these deliveries may be due."""
+        """Add a wake-up: these deliveries may be due. Suspects are found without."""
+        if self._suspects:
+            return
         self._hints.update(delivery_ids)
         if len(self._hints) > free:
             self._is_behind = True
@@ -308,7 +310,7 @@ class Intake:
 
     async def _scan(self, room: int) -> list[Lease]:
         # Set before the statement, so that a scan requested while it runs is not forgotten.
-        self._scan_at = time.monotonic() + self._scan_every_s
+        self._scan_at = time.monotonic() + self.scan_every_s
         was_behind, self._is_behind = self._is_behind, False
         self._left.clear()
         leases = await self._lease_due(room, self._handlers)

@@ -7,12 +7,11 @@ from typing import Any
 import orjson
 
 from gateway.base.model import Envelope
-from gateway.config.registry import Registry
-from gateway.config.routes import Config, Route
+from gateway.config.routes import Route
 from gateway.ledger.claims import Claim
-from gateway.ledger.encryption import EncryptionKeys
 from gateway.ledger.ordering import OrderingKey
 from gateway.providers.publish import EXACT, NAME_EXPECTED, PUBLISH, is_name, job_digest
+from gateway.worker.resources import WorkerContext
 
 
 def job_arguments(job: Claim) -> tuple[Any, ...]:
@@ -34,16 +33,8 @@ def job_arguments(job: Claim) -> tuple[Any, ...]:
 class Outbox:
     """The jobs that one run of a delivery publishes."""
 
-    def __init__(
-        self,
-        config: Config,
-        registry: Registry,
-        encryption: EncryptionKeys,
-        make_key: Callable[[str], str],
-    ) -> None:
-        self._config = config
-        self._registry = registry
-        self._encryption = encryption
+    def __init__(self, worker: WorkerContext, make_key: Callable[[str], str]) -> None:
+        self._worker = worker
         self._make_key = make_key
         self._unnamed = 0
         self.delivery_ids: list[int] = []
@@ -61,7 +52,7 @@ class Outbox:
             self._unnamed += 1
             key = self._make_key(f"publish:{self._unnamed}")
         job_type = _checked("type", route.label if type is None else type)
-        handlers = self._registry.for_event(route.name, job_type)
+        handlers = self._worker.registry.for_event(route.name, job_type)
         now = datetime.now(UTC)
         job = Claim(
             route=route.name,
@@ -73,9 +64,10 @@ class Outbox:
             body=route.redacted({}, body),
             replay=None,
             handlers=handlers,
-            order_keys=self._registry.order_keys(route.name, handlers, {}, body),
+            order_keys=self._worker.registry.order_keys(route.name, handlers, {}, body),
+            trace=self._worker.hooks.current_trace(),
         )
-        return self._encryption.seal_claim(job)
+        return self._worker.codec.encryption.seal_claim(job)
 
     def note(self, job: Claim, delivery_ids: Iterable[int]) -> None:
         """Record a job that was written in the transaction."""
@@ -86,7 +78,7 @@ class Outbox:
         )
 
     def _queue(self, name: str) -> Route:
-        routes = [route for route in self._config.routes if route.provider.is_queue]
+        routes = [route for route in self._worker.config.routes if route.provider.is_queue]
         queues = {name: route for route in routes for name in (*route.formerly, route.label)}
         if name not in queues:
             known = (

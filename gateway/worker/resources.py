@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import structlog
@@ -14,10 +14,9 @@ from gateway.base.secrets import Secret
 from gateway.config.registry import Registry, Resource
 from gateway.config.routes import Config
 from gateway.ledger.connection import Pool, describe
-from gateway.ledger.encryption import EncryptionKeys
 from gateway.ledger.sessions import Sessions
-from gateway.ledger.statistics import MinuteStats
-from gateway.worker.metrics import WorkerMetrics
+from gateway.worker.codec import LeaseCodec
+from gateway.worker.hooks import Hooks
 
 OPEN_S: Final = 30.0
 CLOSE_S: Final = 5.0
@@ -90,10 +89,6 @@ def _not_opened(resource: Resource, error: Exception) -> str:
     return f"resource {resource.name} ({resource.place}) cannot be opened: {why}"
 
 
-if TYPE_CHECKING:  # opentelemetry, which is an extra
-    from gateway.telemetry.spans import Traces
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
     """Connections, clients, statistics and callbacks of a worker."""
@@ -109,18 +104,12 @@ class WorkerContext:
     config: Config
     registry: Registry
     """The subscriptions, to find the handlers of published jobs."""
-    encryption: EncryptionKeys
-    """The keys of encrypted routes."""
+    codec: LeaseCodec
+    """Decodes events, and encodes errors for storage."""
     api_keys: Mapping[str, Secret] = field(default_factory=dict)
     """API keys for `ctx.stripe`, by the name of the route."""
     resources: Mapping[str, Any] = field(default_factory=dict)
     """The values that `@resource` functions have yielded, by name."""
-    stats: MinuteStats = field(default_factory=MinuteStats)
-    """Statistics of the runs."""
-    metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
-    """Prometheus metrics of the runs."""
-    traces: "Traces | None" = None
-    on_retry: Callable[[timedelta], None]
-    """Called with the delay when a delivery of this worker is due again later."""
-    on_published: Callable[[Iterable[int]], None]
-    """Called with the ids of deliveries that were committed in the transaction of another one."""
+    hooks: Hooks = field(default_factory=Hooks)
+    on_repair: Callable[[Literal["fenced", "settle_repeated"]], None] = lambda _: None
+    """Called when a fence or a repeated settlement has saved a run from a fault."""

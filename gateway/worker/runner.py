@@ -18,8 +18,9 @@ from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import BEGINS_WITHIN, renew
 from gateway.ledger.pauses import find_paused
 from gateway.telemetry.metrics import LoopMonitor
-from gateway.worker.execution import STOP_S, Execution
+from gateway.worker.execution import STOP_S, Execution, Scheduler
 from gateway.worker.intake import HeldBytes, Intake
+from gateway.worker.metrics import WorkerMetrics
 from gateway.worker.resources import WorkerContext
 
 AHEAD: Final = timedelta(milliseconds=20)
@@ -33,7 +34,7 @@ TAKE_AGAIN_S: Final = 0.5
 log = structlog.get_logger("gateway.run")
 
 
-class Runner:
+class Runner(Scheduler):
     """Runs up to `slots` deliveries concurrently."""
 
     def __init__(
@@ -41,7 +42,8 @@ class Runner:
         *,
         subscriptions: Iterable[Subscription],
         leases: Pool,
-        bench: WorkerContext,
+        worker: WorkerContext,
+        metrics: WorkerMetrics,
         intake: Intake,
         held: HeldBytes,
         slots: int,
@@ -51,7 +53,8 @@ class Runner:
     ) -> None:
         self._subscriptions = {s.key: s for s in subscriptions}
         self._leases = leases
-        self._bench = bench
+        self._worker = worker
+        self._metrics = metrics
         self._intake = intake
         self._held = held
         self._slots = slots
@@ -90,6 +93,10 @@ class Runner:
         """Wake up for these deliveries, which may be due."""
         self._intake.hint(delivery_ids, self._room)
         self._wake.set()
+
+    def expect(self, delay: timedelta) -> None:
+        if delay.total_seconds() < self._intake.scan_every_s:
+            asyncio.get_running_loop().call_later(delay.total_seconds(), self.scan_now)
 
     def scan_now(self) -> None:
         """Wake up and read the ledger, because deliveries may have fallen due."""
@@ -130,7 +137,7 @@ class Runner:
                 self._note_full()
             except TROUBLE as error:
                 log.warning("heartbeat_missed", error=describe(error))
-                self._bench.metrics.heartbeats_missed.inc()
+                self._metrics.heartbeats_missed.inc()
                 self.asked_at = None
                 await self._leases.expire_connections()
             self.beat_at = time.monotonic()
@@ -192,7 +199,7 @@ class Runner:
                 async for leases in pieces:
                     self.asked_at = time.monotonic()
                     if leases:
-                        self._bench.metrics.lease_took(len(leases), self.asked_at - asked_at)
+                        self._metrics.lease_took(len(leases), self.asked_at - asked_at)
                         reached("lease.taken")
                         await self._accept(leases, asked_at)
                     if not self._taking:
@@ -226,8 +233,7 @@ class Runner:
                 self._start(lease).stop("it was paused")
         return [lease for lease in leases if _key(lease) not in paused]
 
-    def _is_more(self) -> bool:
-        """Whether a delivery waits for the next free slot."""
+    def is_more(self) -> bool:
         return bool(self._ready)
 
     def _look_at_pace(self) -> None:
@@ -252,7 +258,7 @@ class Runner:
 
     def _start(self, lease: Lease) -> Execution:
         subscription = self._subscriptions[_key(lease)]
-        execution = Execution(lease, subscription, self._bench, is_more=self._is_more)
+        execution = Execution(lease, subscription, self._worker, self)
         self._running[lease.delivery_id] = execution
         task = asyncio.create_task(execution.run(), name=f"delivery {lease.delivery_id}")
         self._tasks.add(task)

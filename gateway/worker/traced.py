@@ -1,20 +1,15 @@
 """OpenTelemetry spans of a run: its SQL statements and its HTTP requests."""
 
 import re
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
-import asyncpg
 import httpx
-from opentelemetry.trace import Span
 
 from gateway.base.model import Lease, Outcome
-from gateway.config.registry import Subscription
-from gateway.ledger.deliveries import Settlement
-from gateway.ledger.sessions import Sessions
 from gateway.telemetry.spans import HEADER, Calling, Traces, Value, fail
-from gateway.worker.transaction import DeliveryTransaction
+from gateway.worker.hooks import RunReport
 
 TEXT_CHARS: Final = 1_000
 VERB: Final = re.compile(r"\s*([a-z]{1,20})\b", re.IGNORECASE)
@@ -26,47 +21,42 @@ FAILED: Final = 400
 GOOD: Final = frozenset({Outcome.DONE, Outcome.SKIPPED})
 
 
-class TracedTransaction(DeliveryTransaction):
-    """Record each statement as a span, without its arguments."""
+class TracedRuns:
+    """The hooks that record each run and each of its statements as a span."""
 
-    def __init__(
-        self, sessions: Sessions, timeout: timedelta, *, traces: Traces, tells_text: bool
-    ) -> None:
-        super().__init__(sessions, timeout)
+    def __init__(self, traces: Traces, *, without_text: Container[str]) -> None:
         self._traces = traces
-        self._tells_text = tells_text
+        self._without_text = without_text
+        """The routes whose statements are recorded without their texts."""
 
-    async def execute(self, query: str, *args: Any) -> str:
-        with self._statement(query):
-            return await super().execute(query, *args)
+    @contextmanager
+    def around_run(self, run: RunReport) -> Iterator[None]:
+        lease, subscription = run.lease, run.subscription
+        event = lease.event
+        told: dict[str, Value] = {
+            "gateway.route": subscription.route_label,
+            "gateway.event_id": event.id,
+            "gateway.event_type": event.type,
+            "gateway.handler": subscription.label,
+            "gateway.delivery_id": lease.delivery_id,
+            "gateway.attempt": lease.attempt,
+            "gateway.worker": lease.run,
+        }
+        with self._traces.running(f"run {subscription.label}", lease.trace, told) as span:
+            yield
+            if run.settlement is None:
+                fail(span, "lease_lost")
+                return
+            outcome = run.settlement.outcome
+            span.set_attribute("gateway.outcome", outcome)
+            if outcome not in GOOD:
+                fail(span, outcome, run.settlement.error)
 
-    async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        with self._statement(query):
-            await super().executemany(query, rows)
-
-    async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
-        with self._statement(query):
-            return await super().fetch(query, *args)
-
-    async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
-        with self._statement(query):
-            return await super().fetchrow(query, *args)
-
-    async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
-        with self._statement(query):
-            return await super().fetchval(query, *args, column=column)
-
-    async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
-        with self._statement(query):
-            return await super().run_own(query, *args)
-
-    async def complete(self, lease: Lease, *, chain: bool) -> None:
-        with self._traces.calling("commit", POSTGRES):
-            await super().complete(lease, chain=chain)
-
-    def _statement(self, query: str) -> Calling:
+    def around_statement(self, lease: Lease, query: str) -> Calling:
+        """Record a statement without its arguments."""
         verb = VERB.match(query)
-        told = {"db.query.text": query[:TEXT_CHARS]} if self._tells_text else {}
+        is_told = lease.event.route not in self._without_text
+        told = {"db.query.text": query[:TEXT_CHARS]} if is_told else {}
         return self._traces.calling(verb[1].lower() if verb else STATEMENT, {**POSTGRES, **told})
 
 
@@ -91,28 +81,3 @@ class TracedClient(httpx.AsyncClient):
             if response.status_code >= FAILED:
                 fail(span, str(response.status_code))
             return response
-
-
-def running(traces: Traces, lease: Lease, subscription: Subscription) -> Calling:
-    """Return the span of a run, which is the parent of the other spans of the handler."""
-    event = lease.event
-    told: dict[str, Value] = {
-        "gateway.route": subscription.route_label,
-        "gateway.event_id": event.id,
-        "gateway.event_type": event.type,
-        "gateway.handler": subscription.label,
-        "gateway.delivery_id": lease.delivery_id,
-        "gateway.attempt": lease.attempt,
-        "gateway.worker": lease.run,
-    }
-    return traces.running(f"run {subscription.label}", lease.trace, told)
-
-
-def tell(span: Span, settlement: Settlement | None) -> None:
-    """Record the outcome of a run in its span, by the names that the ledger uses."""
-    if settlement is None:
-        fail(span, "lease_lost")
-        return
-    span.set_attribute("gateway.outcome", settlement.outcome)
-    if settlement.outcome not in GOOD:
-        fail(span, settlement.outcome, settlement.error)

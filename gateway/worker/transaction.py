@@ -4,8 +4,8 @@ Handlers use it as `ctx.db` (`Database` in worker/context.py), which has only th
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,8 +16,10 @@ from gateway.base.model import Lease
 from gateway.ledger.connection import LOST, QUERIES, TROUBLE, Connection
 from gateway.ledger.deliveries import ENDED_EARLY, settle_done
 from gateway.ledger.sessions import OWN_ROLE, Session, Sessions
+from gateway.worker.hooks import NOTHING
 from gateway.worker.statements import check_statement
 
+COMMIT: Final = "commit"
 CLOSED: Final = "ctx.db is closed: this delivery has been settled"
 
 
@@ -28,54 +30,50 @@ class DeliveryTransaction:
     time: concurrent calls wait for each other.
     """
 
-    def __init__(self, sessions: Sessions, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        timeout: timedelta,
+        around: Callable[[str], AbstractContextManager[object]] = lambda _: NOTHING,
+    ) -> None:
         self._sessions = sessions
         self._timeout = timeout
+        self._around = around
+        """Makes a context around each statement of the handler, and around the commit."""
         self._turn = asyncio.Lock()
         self._session: Session | None = None
         self._savepoints = 0
         self._closed = False
         self._lost = False
 
-    async def execute(self, query: str, *args: Any) -> str:
-        async with self._turn:
-            return await (await self._open_foreign(query)).execute(query, *args)
-
-    async def executemany(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
-        async with self._turn:
-            await (await self._open_foreign(query)).executemany(query, rows)
-
-    async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
-        async with self._turn:
-            return await (await self._open_foreign(query)).fetch(query, *args)
-
-    async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
-        async with self._turn:
-            return await (await self._open_foreign(query)).fetchrow(query, *args)
-
-    async def fetchval(self, query: str, *args: Any, column: int = 0) -> Any:
-        async with self._turn:
-            connection = await self._open_foreign(query)
-            return await connection.fetchval(query, *args, column=column)
+    async def send(self, method: str, query: str, *args: Any, **options: Any) -> Any:
+        """Send a statement of the handler with this method of asyncpg's connection."""
+        with self._around(query):
+            async with self._turn:
+                connection = await self._open_foreign(query)
+                return await getattr(connection, method)(query, *args, **options)
 
     async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
         """Run a statement of the gateway itself, which does not change the state of the session."""
-        async with self._turn:
-            return await (await self._open()).fetchrow(query, *args)
+        with self._around(query):
+            async with self._turn:
+                return await (await self._open()).fetchrow(query, *args)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Roll back the statements inside if they fail, and keep the rest of the transaction."""
         self._savepoints += 1
         name = f"gateway_{self._savepoints}"
-        await self.execute(f"savepoint {name}")
+        await self.send("execute", f"savepoint {name}")
         try:
             yield
         except BaseException:
             with suppress(*TROUBLE, RuntimeError):  # the first error is the one to raise
-                await self.execute(f"rollback to savepoint {name}; release savepoint {name}")
+                await self.send(
+                    "execute", f"rollback to savepoint {name}; release savepoint {name}"
+                )
             raise
-        await self.execute(f"release savepoint {name}")
+        await self.send("execute", f"release savepoint {name}")
 
     @property
     def used(self) -> bool:
@@ -100,15 +98,16 @@ class DeliveryTransaction:
 
         With `chain`, the connection is left ready for the next delivery.
         """
-        async with self._turn:
-            self._closed = True
-            session = self._session
-            if session is None:
-                raise RuntimeError("the handler has begun no transaction")
-            self._check_not_ended(session)
-            await settle_done(session, lease, chain=chain)
-            self._session = None
-            self._sessions.give_back(session)
+        with self._around(COMMIT):
+            async with self._turn:
+                self._closed = True
+                session = self._session
+                if session is None:
+                    raise RuntimeError("the handler has begun no transaction")
+                self._check_not_ended(session)
+                await settle_done(session, lease, chain=chain)
+                self._session = None
+                self._sessions.give_back(session)
 
     async def check_transaction(self) -> None:
         """Raise TransactionEnded if the handler ended the transaction that was begun for it."""

@@ -24,8 +24,8 @@ from gateway.operations.encryption import hide, reveal
 from gateway.operations.inspect import find
 from gateway.privacy.redaction import FieldPath, RedactAt, Redaction
 from gateway.providers import PROVIDERS
-from gateway.worker import execution
-from gateway.worker.concealment import outline
+from gateway.worker import policy
+from gateway.worker.codec import outline
 from tests.support.bulk import clerk
 from tests.support.keys import find_in_ledger, make_key, make_vault
 from tests.support.ledger import Reader, claim_all, make_claim
@@ -222,7 +222,7 @@ async def test_without_its_key_a_delivery_waits_burns_nothing_and_says_what_to_d
     told = f"encrypted under key {make_vault(old).ring.first}, which is not among `keys`"
     assert told in row["error"]
     wait = await ledger.value("select due_at - now() from gateway.deliveries")
-    assert wait > execution.WITHOUT_KEY - timedelta(seconds=20)
+    assert wait > policy.WITHOUT_KEY - timedelta(seconds=20)
     await ledger.run("update gateway.deliveries set due_at = now()")
     await run(database_url, ledger, make_vault(new, old), handler, to={"done": 1})
     assert ran == [MARK]

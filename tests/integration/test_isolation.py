@@ -31,8 +31,7 @@ def keyed(event_id: str) -> Claim:
 
 async def heartbeats(worker: Worker, count: int) -> None:
     """Wait until the worker has sent so many more heartbeats."""
-    runner = worker._runner
-    assert runner is not None
+    runner = worker.runner
     for _ in range(count):
         last = runner.beat_at
         await until(lambda last=last: runner.beat_at != last)

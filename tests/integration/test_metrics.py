@@ -165,7 +165,7 @@ async def repaired(worker: Worker, kind: str) -> float:
 async def test_a_delivery_of_which_nobody_told_is_a_near_miss(database_url: str) -> None:
     """This worker has no queue at all."""
     async with working(database_url, subscribe(count)) as worker:
-        await until(lambda: worker._runner and worker._runner.asked_at)
+        await until(lambda: worker.runner.asked_at)
         await claim_all(database_url, [make_claim(received_at=NOW - timedelta(seconds=9))])
         await until(lambda: repaired(worker, "wake_up_missed"))
         told = Scraped((await worker.metrics.show()).decode())

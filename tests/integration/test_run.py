@@ -15,7 +15,7 @@ from gateway import Context, Defer, Event, Reject, Retry
 from gateway.base.model import Backoff, Outcome, RetryPolicy, Status
 from gateway.ledger.connection import QUERIES, Connection, Opener, connect
 from gateway.ledger.deliveries import Settlement, lease_due, reap, settle
-from gateway.worker.execution import AFTER_CONFLICT
+from gateway.worker.policy import AFTER_CONFLICT
 from gateway.worker.sweeper import Sweeper
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.pgbouncer import needs_own_session
@@ -405,7 +405,7 @@ async def test_a_run_that_gets_no_connection_is_no_loss(
         return await open_one(opener)
 
     monkeypatch.setattr(Opener, "open", refusing)
-    monkeypatch.setattr("gateway.worker.execution.AFTER_LOSS", timedelta())
+    monkeypatch.setattr("gateway.worker.policy.AFTER_LOSS", timedelta())
     delivery = await run_one(database_url, ledger, count, status="done")
     assert (delivery["attempts"], delivery["losses"]) == (1, 0)
     assert await ledger.outcomes() == ["released"] * 12 + ["done"]
@@ -451,7 +451,7 @@ async def test_the_tenth_conflict_in_a_row_burns_an_attempt(
     """A conflict does not kill a delivery: its retry policy decides, and its error is shown."""
     quick = timedelta(milliseconds=10)
     monkeypatch.setattr(
-        "gateway.worker.execution.AFTER_CONFLICT", replace(AFTER_CONFLICT, base=quick, cap=quick)
+        "gateway.worker.policy.AFTER_CONFLICT", replace(AFTER_CONFLICT, base=quick, cap=quick)
     )
 
     async def handler(event: Event, ctx: Context) -> None:
@@ -470,9 +470,9 @@ async def test_conflicts_do_not_count_as_losses(
     """Nine conflicts in a row and then a lost connection are one loss, and not the tenth."""
     quick = timedelta(milliseconds=10)
     monkeypatch.setattr(
-        "gateway.worker.execution.AFTER_CONFLICT", replace(AFTER_CONFLICT, base=quick, cap=quick)
+        "gateway.worker.policy.AFTER_CONFLICT", replace(AFTER_CONFLICT, base=quick, cap=quick)
     )
-    monkeypatch.setattr("gateway.worker.execution.AFTER_LOSS", timedelta())
+    monkeypatch.setattr("gateway.worker.policy.AFTER_LOSS", timedelta())
     runs = 0
 
     async def handler(event: Event, ctx: Context) -> None:
@@ -530,7 +530,7 @@ async def test_a_cut_connection_burns_no_attempt_and_leaves_one_effect(
 async def test_a_handler_that_ends_its_own_connection_does_not_loop_for_ever(
     database_url: str, ledger: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.worker.execution.AFTER_LOSS", timedelta(milliseconds=10))
+    monkeypatch.setattr("gateway.worker.policy.AFTER_LOSS", timedelta(milliseconds=10))
 
     async def handler(event: Event, ctx: Context) -> None:
         await ctx.db.execute("select pg_terminate_backend(pg_backend_pid())")
@@ -670,8 +670,7 @@ async def test_a_sweep_renews_what_runs_here_before_it_takes_back_what_expired(
             lambda: ledger.value("select pg_postmaster_start_time() < now() - interval '1 s'")
         )
         await ledger.run(LEASES_EXPIRE)
-        assert worker._sweeper is not None
-        await worker._sweeper.sweep()
+        await worker.sweeper.sweep()
         assert await ledger.statuses() == {"running": 1}
         may_end.set()
         await until(lambda: _is_done(ledger))
@@ -852,8 +851,7 @@ async def test_a_long_handler_keeps_its_lease(database_url: str, ledger: Reader)
         await until(lambda: ledger.value("select 1 from gateway.deliveries where runs = 1"))
         async with working(database_url, subscribe(handler), lease=SECOND) as other:
             await until(lambda: ledger.value("select leased_until < now() from gateway.deliveries"))
-            assert other._sweeper is not None
-            await other._sweeper.sweep()
+            await other.sweeper.sweep()
             await looked_again(other)
             may_end.set()
             await until(lambda: _is_done(ledger))
@@ -1137,8 +1135,7 @@ async def test_a_hint_starts_work_without_waiting_for_the_sweep(
     database_url: str, ledger: Reader
 ) -> None:
     async with working(database_url, subscribe(count), sweep=timedelta(minutes=30)) as worker:
-        assert worker._runner is not None
-        await until(lambda: worker._runner.asked_at)  # it looks only once
+        await until(lambda: worker.runner.asked_at)  # it looks only once
         [answer] = await claim_all(database_url, [make_claim("evt_1")])
         worker.hint(answer.delivery_ids)
         await until(lambda: _is_done(ledger))

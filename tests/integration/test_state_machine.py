@@ -769,14 +769,16 @@ class Run:
         self.is_busy = False
 
     async def _write(self) -> None:
-        self.pid, lease = await self.db.fetchval("select pg_backend_pid()"), self.lease
-        await self.db.execute(
+        self.pid, lease = await self.db.send("fetchval", "select pg_backend_pid()"), self.lease
+        await self.db.send(
+            "execute",
             "insert into orders (id, status) values ($1, $2)"
             " on conflict (id) do update set status = excluded.status",
             str(lease.delivery_id),
             str(lease.token),
         )
-        await self.db.execute(
+        await self.db.send(
+            "execute",
             "insert into public.effects (event_id, handler, note) values ($1, $2, $3)",
             lease.event.id,
             lease.handler,
@@ -786,8 +788,8 @@ class Run:
 
     async def check_limit(self) -> None:
         """That the server ends the handler's transaction where the worker does not."""
-        limit = await self.db.fetchval(
-            "select current_setting('idle_in_transaction_session_timeout')::interval"
+        limit = await self.db.send(
+            "fetchval", "select current_setting('idle_in_transaction_session_timeout')::interval"
         )
         assert limit == self.limit, "a zombie's transaction could block its successor for ever"
 

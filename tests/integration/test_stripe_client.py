@@ -15,7 +15,7 @@ from gateway import NotSent
 from gateway.base.model import Outcome, RetryPolicy
 from gateway.worker.effects import CallOutcome, classify, counting_requests
 from gateway.worker.idempotency import keys_of_effect, make_stripe_key
-from gateway.worker.policy import decide
+from gateway.worker.policy import Failure, decide
 from gateway.worker.stripe_client import make_stripe_client
 
 API: Final = "https://api.stripe.com"
@@ -246,9 +246,10 @@ async def test_a_rate_limit_is_a_deferral(
     api.post("/v1/refunds").respond(429, json={"error": {"message": "slow"}}, headers=headers)
     with pytest.raises(stripe.RateLimitError) as caught:
         await client.v1.refunds.create_async({"charge": "ch_1"})
-    settlement = decide(caught.value, attempt=12, policy=RetryPolicy(), now=datetime.now(UTC))
-    assert settlement.outcome is Outcome.DEFERRED
-    assert settlement.delay == timedelta(seconds=seconds)
+    failure = Failure(error=caught.value)
+    decision = decide(failure, attempt=12, policy=RetryPolicy(), now=datetime.now(UTC))
+    assert decision.outcome is Outcome.DEFERRED
+    assert decision.delay == timedelta(seconds=seconds)
 
 
 async def test_a_refused_connection_is_known_not_to_have_been_sent(

@@ -103,7 +103,7 @@ def events(logs: Sequence[Mapping[str, Any]]) -> set[str]:
 
 def ended(worker: Worker) -> list[str]:
     """Return the parts of a worker that have ended. Its process ends with any of them."""
-    return [task.get_name() for task in worker._tasks if task.done()]
+    return [task.get_name() for task in worker.tasks if task.done()]
 
 
 async def test_a_suspect_counts_in_the_concurrency_of_its_handler(
@@ -121,7 +121,7 @@ async def test_a_suspect_counts_in_the_concurrency_of_its_handler(
         working(database_url, one) as worker,
         working(database_url, one, isolated=True) as isolated,
     ):
-        await until(lambda: worker._runner is not None and worker._runner.busy)
+        await until(lambda: worker.runner.busy)
         await claim_all(database_url, [make_claim("evt_2")])
         await suspect(ledger, "evt_2")
         await looked_again(isolated)

@@ -13,6 +13,7 @@ from gateway.base.model import Lease
 from gateway.config.registry import Registry
 from gateway.ledger.encryption import OPEN
 from gateway.ledger.sessions import Sessions
+from gateway.worker.codec import LeaseCodec
 from gateway.worker.context import transaction_of
 from gateway.worker.resources import WorkerContext
 from tests.support.ledger import Reader
@@ -37,13 +38,13 @@ def make_context(
         occurred_at=NOON, received_at=received_at, headers={}, body=b"{}",
     )  # fmt: skip
     lease = Lease(delivery_id=1, token=UUID(int=0), handler="h", attempt=1, event=event)
-    bench = WorkerContext(
+    worker = WorkerContext(
         work=sessions, ledger=None, http=None, patience=SECOND,  # type: ignore[arg-type]
-        config=make_config(), registry=Registry(()), encryption=OPEN,
-        on_retry=lambda _: None, on_published=lambda _: None,
+        config=make_config(), registry=Registry(()),
+        codec=LeaseCodec(make_config(), OPEN),
     )  # fmt: skip
     subscription = subscribe(count, timeout=SECOND)
-    return Context(lease=lease, subscription=subscription, bench=bench)
+    return Context(lease=lease, subscription=subscription, worker=worker)
 
 
 async def upsert(

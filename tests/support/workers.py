@@ -18,7 +18,7 @@ from gateway.config.routes import AlertDestinations, Config, Route
 from gateway.config.settings import Settings
 from gateway.http.outbound import Destination
 from gateway.privacy.encryption import KeyRing
-from gateway.processes.work import Worker
+from gateway.processes.work import Worker, start_worker
 from gateway.providers import PROVIDERS
 from tests.support.ledger import Reader
 from tests.support.waiting import until
@@ -114,7 +114,7 @@ async def working(
     **settings: Any,
 ) -> AsyncIterator[Worker]:
     """A running worker. It has no queue: it finds its work in the ledger."""
-    worker = Worker(
+    worker = await start_worker(
         Project(
             settings=make_settings(url, **settings),
             config=config or make_config(),
@@ -127,7 +127,6 @@ async def working(
         ),
         isolated=isolated,
     )
-    await worker.start()
     try:
         yield worker
     finally:
@@ -136,15 +135,13 @@ async def working(
 
 def is_stopping(worker: Worker) -> bool:
     """Whether the worker takes no more deliveries."""
-    assert worker._runner is not None
-    return not worker._runner.is_taking
+    return not worker.runner.is_taking
 
 
 async def looked_again(worker: Worker) -> None:
     """Wait until a worker has asked the ledger for work, in a statement that begins after this
     call; a worker without a free slot asks only for its leases."""
-    runner = worker._runner
-    assert runner is not None
+    runner = worker.runner
     for _ in range(2):  # the first answer may be to a statement that was under way
         now = time.monotonic()
         await until(lambda now=now: (runner.asked_at or 0) > now)

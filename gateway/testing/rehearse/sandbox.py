@@ -86,31 +86,36 @@ class RehearsedContext(Context):
     _transaction: RehearsedTransaction
 
     def __init__(
-        self, *, lease: Lease, subscription: Subscription, bench: WorkerContext, run: RehearsedRun
+        self, *, lease: Lease, subscription: Subscription, worker: WorkerContext, run: RehearsedRun
     ) -> None:
-        super().__init__(lease=lease, subscription=subscription, bench=bench)
-        self._transaction = RehearsedTransaction(bench.work, subscription.timeout)
+        super().__init__(lease=lease, subscription=subscription, worker=worker)
+        self._transaction = RehearsedTransaction(worker.work, subscription.timeout)
         self.db = Database(self._transaction)
         self._run = run
         observe_statements(self._transaction, self._observe)
 
     async def _observe(
-        self, send: Callable[..., Awaitable[Any]], query: str, *args: Any, **options: Any
+        self,
+        send: Callable[..., Awaitable[Any]],
+        method: str,
+        query: str,
+        *args: Any,
+        **options: Any,
     ) -> Any:
         if _SAVEPOINT.match(query):
             self._run.check()
-            return await send(query, *args)
-        first, name = args, send.__name__
-        if name == "executemany":
+            return await send(method, query, *args)
+        first = args
+        if method == "executemany":
             args = ([tuple(row) for row in args[0]],)
             first = next(iter(args[0]), ())
         step = self._run.begin(StepKind.STATEMENT, query, first)
         try:
-            result = await send(query, *args, **options)
+            result = await send(method, query, *args, **options)
         except asyncpg.PostgresError as error:
             step.error = str(error)
             raise
-        step.rows = _count(name, query, result)
+        step.rows = _count(method, query, result)
         self._run.finish(step)
         await self._run.pause(step)
         return result
@@ -324,7 +329,7 @@ class Sandbox:
         context = RehearsedContext(
             lease=lease,
             subscription=delivered.subscription,
-            bench=self._bench(),
+            worker=self._worker(),
             run=run,
         )
         with running(run), later_clock(self._root) if is_later else nullcontext():
@@ -361,7 +366,7 @@ class Sandbox:
             raise RuntimeError("nothing is set up yet: call fresh() first")
         return self._current
 
-    def _bench(self) -> WorkerContext:
+    def _worker(self) -> WorkerContext:
         resources = self._project.registry.resources
         return self.database.clients.worker_context(
             self._project,
