@@ -240,6 +240,10 @@ def _unquoted(text: bytes) -> bytes:
     return _ENCODED.sub(lambda run: bytes.fromhex(run[0].replace(b"%", b"").decode()), text)
 
 
+HandlerKey = tuple[str, str]
+"""The identity of a handler: its route and its name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """The right to run one delivery until it expires, fenced by a random token."""
@@ -263,3 +267,7 @@ class Lease:
     """The delivery's ordering key, whose next delivery may run once this one has ended."""
     conflicts: int = 0
     """How many runs in a row ended in a conflict before this one."""
+
+    @property
+    def handler_key(self) -> HandlerKey:
+        return self.event.route, self.handler

@@ -14,6 +14,7 @@ from uuid import uuid4
 import httpx
 import structlog
 
+from gateway.base.model import HandlerKey
 from gateway.config.project import Project, database_url
 from gateway.config.settings import Settings
 from gateway.http.client_address import Addresses
@@ -54,7 +55,7 @@ from gateway.telemetry.logs import show_names
 from gateway.telemetry.traces import open_traces
 from gateway.worker.codec import LeaseCodec
 from gateway.worker.forward import Forwarder
-from gateway.worker.hooks import Hooks, counting_runs
+from gateway.worker.hooks import Hooks, counting_runs, nested
 from gateway.worker.intake import HeldBytes, Intake
 from gateway.worker.isolated import IsolatedWorker
 from gateway.worker.metrics import WorkerMetrics
@@ -80,7 +81,7 @@ class Worker:
     metrics: WorkerMetrics
     isolated: IsolatedWorker | None
     """Runs suspects in another process; None in that process itself."""
-    handlers: list[tuple[str, str]]
+    handlers: list[HandlerKey]
     every: timedelta
     tasks: tuple[asyncio.Task[None], ...]
     stack: AsyncExitStack
@@ -167,13 +168,12 @@ async def start_worker(project: Project, *, isolated: bool = False) -> Worker:
             synchronous_commit="off",
         )
         worker_id = uuid4()
-        held = HeldBytes(settings.max_leased, slots=settings.concurrency)
         intake = Intake(
             leases,
             subscriptions=subscriptions,
             lease=settings.lease,
             scan_every=settings.sweep,
-            held=held,
+            held=HeldBytes(settings.max_leased, slots=settings.concurrency),
             suspects=isolated,
             metrics=metrics,
         )
@@ -183,7 +183,6 @@ async def start_worker(project: Project, *, isolated: bool = False) -> Worker:
             worker=context,
             metrics=metrics,
             intake=intake,
-            held=held,
             slots=settings.concurrency,
             most_ahead=0 if isolated else settings.concurrency,
             lease=settings.lease,
@@ -364,7 +363,7 @@ async def _open_context(
     count = counting_runs(stats, metrics)
     traces = open_traces(on=settings.traces == "on", process="worker")
     if traces is None:
-        http, hooks = httpx.AsyncClient(timeout=timeout), Hooks(around_run=[count])
+        http, hooks = httpx.AsyncClient(timeout=timeout), Hooks(around_run=count)
     else:
         from gateway.worker.traced import TracedClient, TracedRuns  # opentelemetry
 
@@ -372,7 +371,7 @@ async def _open_context(
         http = TracedClient(traces, timeout=timeout)
         traced = TracedRuns(traces, without_text=codec.encryption.routes)
         hooks = Hooks(
-            around_run=[traced.around_run, count],
+            around_run=nested(traced.around_run, count),
             around_statement=traced.around_statement,
             current_trace=traces.here,
         )

@@ -209,29 +209,29 @@ def _count_calls(client: type | None, method: str, layer: object) -> None:
 
     @functools.wraps(send)
     def counted(*args: Any, **options: Any) -> Any:
-        made = _INSIDE.get()
-        if made is None:
+        with _counting(layer):
             return send(*args, **options)
-        made.by_layer[layer] += 1
-        try:
-            return send(*args, **options)
-        except BaseException as error:
-            made.by_layer[layer] -= _is_not_connected(error)
-            raise
 
     @functools.wraps(send)
     async def counted_async(*args: Any, **options: Any) -> Any:
-        made = _INSIDE.get()
-        if made is None:
+        with _counting(layer):
             return await send(*args, **options)
-        made.by_layer[layer] += 1
-        try:
-            return await send(*args, **options)
-        except BaseException as error:
-            made.by_layer[layer] -= _is_not_connected(error)
-            raise
 
     setattr(client, method, counted_async if inspect.iscoroutinefunction(send) else counted)
+
+
+@contextmanager
+def _counting(layer: object) -> Iterator[None]:
+    made = _INSIDE.get()
+    if made is None:
+        yield
+        return
+    made.by_layer[layer] += 1
+    try:
+        yield
+    except BaseException as error:
+        made.by_layer[layer] -= _is_not_connected(error)
+        raise
 
 
 Unknown = Literal["retry", "skip"]
@@ -266,7 +266,7 @@ class Effects:
         self._lease = lease
         self._encryption = encryption
         self._log = log
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._made: set[str] = set()
         self._open: set[str] = set()
         """Effects that this run may have begun and whose outcome it does not know."""
@@ -286,7 +286,7 @@ class Effects:
         """
         _check(name, unknown, not_done)
         of = name_effect(self._encryption, self._lease, name, key)
-        async with self._turns[of.name]:
+        async with self._locks[of.name]:
             if of.name in self._made:
                 raise ValueError(
                     f"ctx.once({of.name!r}) twice in one run: the second would not be called; "

@@ -7,13 +7,11 @@ encryption and redaction are in the codec of its lease (codec.py).
 import asyncio
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import asyncpg
-import structlog
 
 from gateway.base.errors import (
     CannotOpen,
@@ -42,8 +40,6 @@ HAND_BACK_S: Final = 2.0
 """How long a worker that stops waits for Postgres before it lets a lease expire."""
 
 RESETTLE_S: Final = 0.5
-
-log = structlog.get_logger("gateway.run")
 
 
 class Scheduler:
@@ -119,9 +115,7 @@ class Execution:
         """Run the handler and settle the delivery. Errors of the handler are never raised."""
         report = RunReport(lease=self.lease, subscription=self.subscription)
         try:
-            with ExitStack() as hooks:
-                for hook in self._worker.hooks.around_run:
-                    hooks.enter_context(hook(report))
+            with self._worker.hooks.around_run(report):
                 settlement = await self._run(report)
         finally:
             await self._transaction.close()

@@ -15,7 +15,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from gateway.base.errors import Defer, PushFailed, Reject
-from gateway.base.model import Event
+from gateway.base.model import Event, HandlerKey
 from gateway.base.problems import CREDENTIAL, refusals
 from gateway.config.registry import Subscription
 from gateway.config.routes.forward import HEADER_VALUE
@@ -36,7 +36,7 @@ class Forwarder:
     """Binds the subscriptions of forwards to their destinations."""
 
     def __init__(
-        self, client: OutboundClient, destinations: Mapping[tuple[str, str], Destination]
+        self, client: OutboundClient, destinations: Mapping[HandlerKey, Destination]
     ) -> None:
         self._client = client
         self._destinations = destinations

@@ -38,7 +38,7 @@ StatementHook = Callable[[Lease, str], AbstractContextManager[object]]
 NOTHING = nullcontext()
 
 
-def around_nothing(_lease: Lease, _query: str) -> AbstractContextManager[object]:
+def around_nothing(*_: object) -> AbstractContextManager[object]:
     """Return a context that does nothing."""
     return NOTHING
 
@@ -47,11 +47,21 @@ def around_nothing(_lease: Lease, _query: str) -> AbstractContextManager[object]
 class Hooks:
     """The hooks of a worker."""
 
-    around_run: Sequence[RunHook] = ()
-    """The first one is the outermost."""
+    around_run: RunHook = around_nothing
     around_statement: StatementHook = around_nothing
     current_trace: Callable[[], str | None] = lambda: None
     """Returns the `traceparent` of the running code, for jobs and forwards."""
+
+
+def nested(outer: RunHook, inner: RunHook) -> RunHook:
+    """Return one hook for two."""
+
+    @contextmanager
+    def around(run: RunReport) -> Iterator[None]:
+        with outer(run), inner(run):
+            yield
+
+    return around
 
 
 def counting_runs(stats: MinuteStats, metrics: WorkerMetrics) -> RunHook:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from gateway.base.model import Lease
+from gateway.base.model import HandlerKey, Lease
 from gateway.config.registry import Subscription
 from gateway.ledger.connection import Pool
 from gateway.ledger.deliveries import (
@@ -66,9 +66,6 @@ class HeldBytes:
         return was_full and not self.is_full
 
 
-Key = tuple[str, str]
-
-
 class Limited:
     """Leases deliveries of limited handlers, and schedules when to ask the ledger for each."""
 
@@ -97,12 +94,12 @@ class Limited:
         self._asked_at = dict.fromkeys(self._limits, 0.0)
         """When each handler was asked for last, in monotonic seconds."""
 
-    def look_at(self, key: Key) -> None:
+    def look_at(self, key: HandlerKey) -> None:
         """Make the next take ask for this handler."""
         self._look_at[key] = 0.0
 
     @property
-    def handlers(self) -> list[Key]:
+    def handlers(self) -> list[HandlerKey]:
         return list(self._limits)
 
     def look_at_all(self) -> None:
@@ -142,9 +139,9 @@ class Limited:
                 self._look_at[key] = 0.0
             yield leases
             if free > 0:
-                await self._await_place(key)
+                await self._await_slot(key)
 
-    async def _await_place(self, key: Key) -> None:
+    async def _await_slot(self, key: HandlerKey) -> None:
         """If only the rate limit holds deliveries back, ask again as soon as it allows the next."""
         if self._limits[key].period is None:
             return
@@ -201,7 +198,7 @@ class Intake:
         self._scan_at = 0.0
         self._most = self._asked = MOST_AT_ONCE
         self._hints: set[int] = set()
-        self._left: set[tuple[str, str]] = set()
+        self._left: set[HandlerKey] = set()
         """Ordered handlers of which a delivery has ended, so that the next one may be due."""
         self._limited_first = False
 
@@ -220,7 +217,17 @@ class Intake:
         self._scan_at = 0.0
         self._limited.look_at_all()
 
-    def byte_room_changed(self) -> None:
+    def hold(self, lease: Lease) -> None:
+        """Count the body of a delivery that was leased."""
+        if self._held.add(lease):
+            self._byte_room_changed()
+
+    def release(self, lease: Lease) -> None:
+        """Forget the body of a delivery whose run has ended."""
+        if self._held.remove(lease):
+            self._byte_room_changed()
+
+    def _byte_room_changed(self) -> None:
         """Make the next take read the ledger.
 
         If there is room for large bodies again, the oldest may have waited for it. If there is none
@@ -293,7 +300,7 @@ class Intake:
                 yield leases
         self._most = min(self._most * 2, MOST_AT_ONCE)
 
-    async def _lease_due(self, room: int, handlers: Sequence[tuple[str, str]]) -> list[Lease]:
+    async def _lease_due(self, room: int, handlers: Sequence[HandlerKey]) -> list[Lease]:
         return await lease_due(
             self._leases, room, handlers, self._lease, self._held.room, suspects=self._suspects
         )

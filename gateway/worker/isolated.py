@@ -23,6 +23,7 @@ from typing import Final
 import structlog
 
 from gateway.base.hangup import hangups_held
+from gateway.base.model import HandlerKey
 from gateway.ledger.connection import TROUBLE, Pool, describe
 from gateway.ledger.deliveries import find_suspects
 
@@ -53,9 +54,7 @@ log = structlog.get_logger("gateway.run")
 class IsolatedWorker:
     """Starts the isolated process whenever a suspect is due, and stops it with the worker."""
 
-    def __init__(
-        self, ledger: Pool, *, handlers: Sequence[tuple[str, str]], every: timedelta
-    ) -> None:
+    def __init__(self, ledger: Pool, *, handlers: Sequence[HandlerKey], every: timedelta) -> None:
         self._ledger = ledger
         self._handlers = handlers
         self._every_s = every.total_seconds()

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.base.model import Outcome
+from gateway.base.model import HandlerKey, Outcome
 from gateway.ledger.metrics import ProcessMetrics
 
 FAST_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -88,17 +88,17 @@ class WorkerMetrics(ProcessMetrics):
         self._slots = add.gauge("gateway_worker_slots", "Deliveries that may run at once.")
         self._busy = add.gauge("gateway_worker_busy_slots", "Deliveries that run here.")
         self._outcomes: dict[tuple[str, str, Outcome], Counter] = {}
-        self._handlers: dict[tuple[str, str], Histogram] = {}
+        self._handlers: dict[HandlerKey, Histogram] = {}
         self._sources: dict[Source, Counter] = {
             source: self._leased.labels(source) for source in ("queue", "ledger", "limited", "turn")
         }
 
-    def expect(self, handlers: Iterable[tuple[str, str]]) -> None:
+    def expect(self, handlers: Iterable[HandlerKey]) -> None:
         """Export zeros from the start: a first value of 1 is no increase to Prometheus."""
-        for place in handlers:
-            self._dead.labels(*place)
+        for key in handlers:
+            self._dead.labels(*key)
             for outcome in Outcome:
-                self.ended(*place, outcome, n=0)
+                self.ended(*key, outcome, n=0)
 
     def watch_slots(self, slots: int, busy: Callable[[], int]) -> None:
         """Export how many slots are in use."""

@@ -19,7 +19,7 @@ from gateway.ledger.deliveries import BEGINS_WITHIN, renew
 from gateway.ledger.pauses import find_paused
 from gateway.telemetry.metrics import LoopMonitor
 from gateway.worker.execution import STOP_S, Execution, Scheduler
-from gateway.worker.intake import HeldBytes, Intake
+from gateway.worker.intake import Intake
 from gateway.worker.metrics import WorkerMetrics
 from gateway.worker.resources import WorkerContext
 
@@ -45,7 +45,6 @@ class Runner(Scheduler):
         worker: WorkerContext,
         metrics: WorkerMetrics,
         intake: Intake,
-        held: HeldBytes,
         slots: int,
         most_ahead: int,
         lease: timedelta,
@@ -56,7 +55,6 @@ class Runner(Scheduler):
         self._worker = worker
         self._metrics = metrics
         self._intake = intake
-        self._held = held
         self._slots = slots
         self._most_ahead = most_ahead
         self._lease = lease
@@ -70,9 +68,8 @@ class Runner(Scheduler):
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._taking = True
-        self._is_idle = asyncio.Event()
-        """Set while no lease statement is running."""
-        self._is_idle.set()
+        self._leasing = asyncio.Lock()
+        """Held while a lease statement is running."""
         self._hurry = asyncio.Event()
         self.asked_at: float | None = None
         """When a statement last succeeded. None if none has yet, or if the last one failed."""
@@ -183,7 +180,7 @@ class Runner(Scheduler):
         if self._room <= 0:  # the throughput has fallen
             return
         try:
-            await self._take_pieces()
+            await self._take_batches()
         except TROUBLE as error:
             log.warning("ledger_unreachable", error=describe(error))
             self.asked_at = None
@@ -191,27 +188,23 @@ class Runner(Scheduler):
             await self._leases.expire_connections()
             await asyncio.sleep(TAKE_AGAIN_S)
 
-    async def _take_pieces(self) -> None:
-        self._is_idle.clear()
-        try:
-            async with aclosing(self._intake.take(self._room, self._free)) as pieces:
+    async def _take_batches(self) -> None:
+        taking = self._intake.take(self._room, self._free)
+        async with self._leasing, aclosing(taking) as batches:
+            asked_at = time.monotonic()
+            async for leases in batches:
+                self.asked_at = time.monotonic()
+                if leases:
+                    self._metrics.lease_took(len(leases), self.asked_at - asked_at)
+                    reached("lease.taken")
+                    await self._accept(leases, asked_at)
+                if not self._taking:
+                    return
                 asked_at = time.monotonic()
-                async for leases in pieces:
-                    self.asked_at = time.monotonic()
-                    if leases:
-                        self._metrics.lease_took(len(leases), self.asked_at - asked_at)
-                        reached("lease.taken")
-                        await self._accept(leases, asked_at)
-                    if not self._taking:
-                        return
-                    asked_at = time.monotonic()
-        finally:
-            self._is_idle.set()
 
     async def _accept(self, leases: list[Lease], asked_at: float) -> None:
         for lease in leases:
-            if self._held.add(lease):
-                self._intake.byte_room_changed()
+            self._intake.hold(lease)
         if time.monotonic() - asked_at > LONGEST_AHEAD_S:
             asked_at = time.monotonic()
             leases = await self._without_paused(leases)
@@ -224,14 +217,14 @@ class Runner(Scheduler):
         A handler may have been paused while the result of a slow lease statement was on its way.
         """
         try:
-            paused = await find_paused(self._leases, {_key(lease) for lease in leases})
+            paused = await find_paused(self._leases, {lease.handler_key for lease in leases})
         except TROUBLE as error:  # the leases are held all the same
             log.warning("ledger_unreachable", error=describe(error))
             return leases
         for lease in leases:
-            if _key(lease) in paused:
+            if lease.handler_key in paused:
                 self._start(lease).stop("it was paused")
-        return [lease for lease in leases if _key(lease) not in paused]
+        return [lease for lease in leases if lease.handler_key not in paused]
 
     def is_more(self) -> bool:
         return bool(self._ready)
@@ -257,7 +250,7 @@ class Runner(Scheduler):
             self._start(self._ready.popleft()[1]).stop("no slot was free in time")
 
     def _start(self, lease: Lease) -> Execution:
-        subscription = self._subscriptions[_key(lease)]
+        subscription = self._subscriptions[lease.handler_key]
         execution = Execution(lease, subscription, self._worker, self)
         self._running[lease.delivery_id] = execution
         task = asyncio.create_task(execution.run(), name=f"delivery {lease.delivery_id}")
@@ -273,16 +266,12 @@ class Runner(Scheduler):
             del self._running[execution.lease.delivery_id]
         if not execution.was_stopped:  # a delivery handed back does not count for the throughput
             self._ended_since += 1
-        self._release_bytes(execution.lease)
+        self._intake.release(execution.lease)
         self._intake.look_again(execution.subscription)
         self._start_ready()
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("run_failed", delivery_id=execution.lease.delivery_id, error=describe(error))
-
-    def _release_bytes(self, lease: Lease) -> None:
-        if self._held.remove(lease):
-            self._intake.byte_room_changed()
 
     async def beat(self) -> None:
         """Send a heartbeat, and stop the runs whose lease was lost.
@@ -296,7 +285,7 @@ class Runner(Scheduler):
         lost = {lease.token for lease in leases} - held
         for _, lease in self._ready:
             if lease.token in lost:
-                self._release_bytes(lease)
+                self._intake.release(lease)
         self._ready = deque(item for item in self._ready if item[1].token not in lost)
         for execution in self._running.values():
             if execution.lease.token in lost:
@@ -304,19 +293,15 @@ class Runner(Scheduler):
 
     async def _all_finished(self) -> None:
         """Wait for all runs and a lease statement in flight: its leases must be handed back."""
-        await self._is_idle.wait()
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        async with self._leasing:
+            while self._tasks:
+                await asyncio.wait(set(self._tasks))
 
     async def _sleep(self, seconds: float | None) -> None:
         try:
             await asyncio.wait_for(self._wake.wait(), seconds)
         except TimeoutError:
             return
-
-
-def _key(lease: Lease) -> tuple[str, str]:
-    return lease.event.route, lease.handler
 
 
 ANSWERS_WITHIN_S: Final = 30.0

@@ -15,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from gateway.base.failpoints import reached
-from gateway.base.model import Outcome, Retention, Status
+from gateway.base.model import HandlerKey, Outcome, Retention, Status
 from gateway.ledger.causes import CauseGrouper
 from gateway.ledger.connection import QUERIES, TROUBLE, Pool, describe
 from gateway.ledger.deliveries import reap
@@ -52,7 +52,7 @@ class Sweeper:
         pruner: Pruner,
         retention: Mapping[str, Retention],
         rejected: timedelta,
-        handlers: Sequence[tuple[str, str]],
+        handlers: Sequence[HandlerKey],
         turns: StuckKeys,
         stats: MinuteStats,
         metrics: WorkerMetrics,
@@ -198,9 +198,9 @@ class Sweeper:
         reaped = await reap(self._ledger, REAP_LIMIT, self._lease)
         reached("sweep.reaped")
         for row in reaped:
-            place, is_dead = (row["route"], row["handler"]), row["status"] == Status.DEAD
-            self._stats.add(*place, Outcome.LOST)
-            self._metrics.ended(*place, Outcome.LOST, is_dead=is_dead)
+            key, is_dead = (row["route"], row["handler"]), row["status"] == Status.DEAD
+            self._stats.add(*key, Outcome.LOST)
+            self._metrics.ended(*key, Outcome.LOST, is_dead=is_dead)
             self._metrics.repaired("lease_expired")
             log.warning(
                 "lease_taken_back",

@@ -40,7 +40,7 @@ class DeliveryTransaction:
         self._timeout = timeout
         self._around = around
         """Makes a context around each statement of the handler, and around the commit."""
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._session: Session | None = None
         self._savepoints = 0
         self._closed = False
@@ -49,14 +49,14 @@ class DeliveryTransaction:
     async def send(self, method: str, query: str, *args: Any, **options: Any) -> Any:
         """Send a statement of the handler with this method of asyncpg's connection."""
         with self._around(query):
-            async with self._turn:
+            async with self._lock:
                 connection = await self._open_foreign(query)
                 return await getattr(connection, method)(query, *args, **options)
 
     async def run_own(self, query: str, *args: Any) -> asyncpg.Record | None:
         """Run a statement of the gateway itself, which does not change the state of the session."""
         with self._around(query):
-            async with self._turn:
+            async with self._lock:
                 return await (await self._open()).fetchrow(query, *args)
 
     @asynccontextmanager
@@ -99,7 +99,7 @@ class DeliveryTransaction:
         With `chain`, the connection is left ready for the next delivery.
         """
         with self._around(COMMIT):
-            async with self._turn:
+            async with self._lock:
                 self._closed = True
                 session = self._session
                 if session is None:
@@ -132,7 +132,7 @@ class DeliveryTransaction:
     async def mark_effects(self, delivery_id: int) -> None:
         """Mark the effects that the delivery completes without. They are committed with it."""
         await self.take_own_role()
-        async with self._turn:
+        async with self._lock:
             await (await self._open()).execute(QUERIES["mark_own_effects"], delivery_id)
 
     async def is_read_only(self) -> bool:

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from gateway.base.errors import ConfigInvalid, Problem
-from gateway.base.model import Event, OnDead, Rate, RetryPolicy, read_payload
+from gateway.base.model import Event, HandlerKey, OnDead, Rate, RetryPolicy, read_payload
 from gateway.base.names import Declared, NameKind, Names
 from gateway.base.problems import Location, Unexpected
 from gateway.base.units import format_duration
@@ -57,7 +57,7 @@ class Subscription:
         return replace(self, route=route, handler=names.handlers.identity(self.label))
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> HandlerKey:
         return self.route, self.handler
 
     @property

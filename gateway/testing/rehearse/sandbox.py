@@ -68,7 +68,7 @@ class RehearsedTransaction(DeliveryTransaction):
 
     async def commit(self) -> None:
         """Commit the handler's writes. The delivery stays as it is, so that it can run again."""
-        async with self._turn:
+        async with self._lock:
             self._closed = True
             session = self._session
             if session is None:
