@@ -44,7 +44,7 @@ def make_claims() -> Iterator[Claim]:
             digest=DIGEST,
             headers=HEADERS,
             body=body,
-            replay=None,
+            repeats=None,
             handlers=(HANDLER,),
         )
 

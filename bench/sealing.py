@@ -43,7 +43,7 @@ def _claim(body: bytes) -> Claim:
         digest=os.urandom(32),
         headers={f"x-header-{n}": "some value of a header" for n in range(12)},
         body=body,
-        replay=None,
+        repeats=None,
         handlers=("handlers.billing.paid",),
         order_keys={"handlers.billing.paid": "cus_1PabcDEFghiJKLmno"},
     )

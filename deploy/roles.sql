@@ -39,8 +39,8 @@ grant execute on function gateway.detach_partition(text, date), gateway.drop_par
 -- `gateway serve`: takes events in, and can neither read a payload nor change or remove an event. (guard: who holds the
 -- digest of a body, when a dedup window is over.)
 grant insert, select (
-    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
-    replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, trace
+    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, repeats, guard,
+    repeat_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, trace
 ) on gateway.processed_events to gateway_serve;
 grant update (guard) on gateway.processed_events to gateway_serve;
 grant insert on gateway.payloads to gateway_serve;
@@ -97,13 +97,13 @@ grant insert, update on gateway.totals to gateway_operator;
 
 -- People who look: everything but payloads, headers and what outside calls have answered.
 grant select (
-    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
-    replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, trace
+    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, repeats, guard,
+    repeat_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, trace
 ) on gateway.processed_events to gateway_readonly;
 grant select (id, until, route, event_id, key_id) on gateway.payloads to gateway_readonly;
 grant select (
-    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, replay, guard,
-    replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, key_id, trace
+    route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest, repeats, guard,
+    repeat_of, spooled, reconciled, verified_by, clock_s, sealed, unverified, payload_id, payload_until, key_id, trace
 ) on gateway.events to gateway_readonly;
 grant select (delivery_id, name, key, status, made_by, calls, error, begun_at, unknown_at, finished_at, key_id)
     on gateway.effects to gateway_readonly;

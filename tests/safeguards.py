@@ -518,7 +518,7 @@ SAFEGUARDS: Final = (
         "    where f.route = $1 and f.event_id = i.event_id and coalesce(",
         "    where false and f.event_id = i.event_id and coalesce(",
         "tests/integration/test_reconcile.py::"
-        "test_a_guid_that_was_refused_as_replayed_counts_as_seen",
+        "test_a_guid_that_was_refused_as_repeated_counts_as_seen",
     ),
     Safeguard(
         "one captured request notes only so many refusals",
@@ -771,7 +771,7 @@ SAFEGUARDS: Final = (
     Safeguard(
         "repeated bodies are released only by id or by their code",
         "gateway/ledger/rejected.sql",
-        "coalesce(code = $2, code not in ('REPLAYED', 'DUPLICATE'))",
+        "coalesce(code = $2, code not in ('REPEATED_BODY', 'DUPLICATE'))",
         "coalesce(code = $2, true)",
         "tests/integration/test_rejected.py::"
         "test_all_repeats_of_a_route_are_released_by_their_code",
@@ -1864,7 +1864,7 @@ SAFEGUARDS: Final = (
         "gateway/providers/schemes/build.py",
         "        return not is_covered\n",
         "        return False\n",
-        "tests/unit/test_schemes.py::test_the_replay_guard_is_on_where_the_id_is_not_signed",
+        "tests/unit/test_schemes.py::test_the_repeat_guard_is_on_where_the_id_is_not_signed",
     ),
     Safeguard(
         "one proof of a sender that does not sign its body is good for one event",

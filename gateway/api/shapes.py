@@ -21,7 +21,7 @@ class EventRow(TypedDict):
     occurred_at: datetime | None
     provider: str
     object_id: str | None
-    replay_of: str | None
+    repeat_of: str | None
     spooled: bool
     reconciled: bool
     unverified: bool
@@ -172,7 +172,7 @@ class EventDetail(TypedDict):
     body: str | None
     body_base64: str | None
     redacted: str | None
-    replay_of: str | None
+    repeat_of: str | None
     spooled: bool
     reconciled: bool
     unverified: bool

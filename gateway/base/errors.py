@@ -3,7 +3,7 @@
 GatewayError
 ├── ConfigInvalid        the operator must fix a file or a variable; lists every problem; exit 2
 ├── RequestRejected      the request is at fault; carries `status` and `code`; nothing was stored
-│   ├── BadSignature · StaleTimestamp · Unauthorized · Replayed · Duplicate · NotFromHere
+│   ├── BadSignature · StaleTimestamp · Unauthorized · RepeatedBody · Duplicate · NotFromHere
 │   │   └── TokenMissing
 │   ├── BadPayload · BadJob · TooLarge · BodyTimeout · TooMany · Overloaded
 │   └── UnsupportedEncoding · UnsupportedCoding
@@ -120,11 +120,11 @@ class TokenMissing(Unauthorized):
     counts_against_address = False
 
 
-class Replayed(RequestRejected):
+class RepeatedBody(RequestRejected):
     """A repeated body: the same signed bytes under a new delivery id."""
 
     status = 403
-    code = "REPLAYED"
+    code = "REPEATED_BODY"
     counts_against_address = False
 
 

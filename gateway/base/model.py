@@ -57,7 +57,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
 
 
-class ReplayPolicy(StrEnum):
+class RepeatPolicy(StrEnum):
     """How a repeated body is treated: the same signed bytes under a new delivery id."""
 
     REFUSE = "refuse"

@@ -76,7 +76,7 @@ def _row(provider: Provider, facts: Facts) -> dict[str, Any]:
         "id": facts.id,
         "type": facts.type,
         "tolerance": None if provider.tolerance is None else format_duration(provider.tolerance),
-        "replay_guard": provider.repeats is not None,
+        "repeat_guard": provider.repeats is not None,
         "dedup_window": _dedup_window(provider),
         "signs_url": provider.signs_url,
         "batch": facts.batch,

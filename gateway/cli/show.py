@@ -143,8 +143,8 @@ def _print_event(event: dict[str, Any], pauses: Sequence[PauseRow], shown: bool)
         out.print("  spooled      acknowledged while Postgres was away, claimed later")
     if event["reconciled"]:
         out.print("  reconciled   fetched from the provider's API by reconcile, not signed")
-    if event["replay_of"]:
-        out.print(f"  flagged      same bytes as {printable(event['replay_of'])}", markup=False)
+    if event["repeat_of"]:
+        out.print(f"  flagged      same bytes as {printable(event['repeat_of'])}", markup=False)
     out.print(f"  {'payload':<12} {_payload_line(event)}", markup=False)
     if not event["deliveries"]:
         out.print("  no handler took it")

@@ -17,7 +17,7 @@ import structlog
 
 from gateway.base.errors import StorageUnavailable
 from gateway.base.failpoints import reached
-from gateway.base.model import Envelope, ReplayPolicy
+from gateway.base.model import Envelope, RepeatPolicy
 from gateway.ledger.connection import (
     COMMAND_TIMEOUT_S,
     CONTENDED,
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
     digest: bytes
     headers: Mapping[str, str]
     body: bytes
-    replay: ReplayPolicy | None
+    repeats: RepeatPolicy | None
     handlers: tuple[str, ...]
     order_keys: Mapping[str, str] = MappingProxyType({})
     """The ordering key of the delivery, for each handler that has one."""
@@ -101,7 +101,7 @@ class ClaimVerdict(StrEnum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
-    REPLAYED = "replayed"
+    REPEATED_BODY = "repeated_body"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class _Waiter:
     answer: asyncio.Future[Claimed]
     is_encoded: bool = False
     """Whether the codec has encoded the claim."""
-    replay_of: str | None = None
+    repeat_of: str | None = None
     """The event that first had the same body, if the policy accepts this one with a flag."""
 
 
@@ -411,7 +411,7 @@ class _Flusher:
             if answer := _explained(waiter.claim, row):
                 _set(waiter, answer)
             elif waiter.claim.window is None:
-                waiter.replay_of = row["first_event_id"]
+                waiter.repeat_of = row["first_event_id"]
             else:
                 later.append(waiter.claim)
         if later:
@@ -451,7 +451,7 @@ async def _end_windows(connection: Connection, claims: Sequence[Claim]) -> None:
 
 def _accepted(waiter: _Waiter, delivery_ids: tuple[int, ...]) -> Claimed:
     return Claimed(
-        verdict=ClaimVerdict.ACCEPTED, delivery_ids=delivery_ids, first_event_id=waiter.replay_of
+        verdict=ClaimVerdict.ACCEPTED, delivery_ids=delivery_ids, first_event_id=waiter.repeat_of
     )
 
 
@@ -473,10 +473,10 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "occurred_at": claim.envelope.occurred_at,
             "received_at": claim.received_at,
             "digest": claim.digest.hex(),
-            "guard": _guard(claim, replay_of),
+            "guard": _guard(claim, repeat_of),
             "headers": claim.headers,
-            "replay": claim.replay,
-            "replay_of": replay_of,
+            "repeats": claim.repeats,
+            "repeat_of": repeat_of,
             "handlers": claim.handlers,
             "order_keys": claim.order_keys or None,
             "spooled": claim.spooled,
@@ -488,16 +488,16 @@ def _as_json(waiters: Sequence[_Waiter]) -> str:
             "unverified": claim.unverified,
             "trace": claim.trace,
         }
-        for n, (claim, replay_of) in enumerate(((w.claim, w.replay_of) for w in waiters), 1)
+        for n, (claim, repeat_of) in enumerate(((w.claim, w.repeat_of) for w in waiters), 1)
     ]
     return orjson.dumps(rows).decode()
 
 
-def _guard(claim: Claim, replay_of: str | None) -> str | None:
+def _guard(claim: Claim, repeat_of: str | None) -> str | None:
     """Return the digest that only one event of the route may hold at a time."""
     if claim.window is not None:
         return claim.digest.hex()
-    if claim.replay is None or replay_of is not None:
+    if claim.repeats is None or repeat_of is not None:
         return None
     return (claim.guard or claim.digest).hex()
 
@@ -516,7 +516,7 @@ def _explained(claim: Claim, row: asyncpg.Record) -> Claimed | None:
         return Claimed(verdict=ClaimVerdict.DUPLICATE, first_event_id=row["first_event_id"])
     if first_type is not None and claim.refuses is not None and claim.refuses(first_type):
         return Claimed(
-            verdict=ClaimVerdict.REPLAYED,
+            verdict=ClaimVerdict.REPEATED_BODY,
             first_event_id=row["first_event_id"],
             guard=claim.guard or claim.digest,
         )

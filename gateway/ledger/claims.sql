@@ -10,7 +10,7 @@ with input as materialized (
     from json_to_recordset($1::json) as c (
         n bigint, route text, event_id text, provider text, type text, account text, object_id text,
         livemode boolean, occurred_at timestamptz, received_at timestamptz, digest text,
-        guard text, headers jsonb, replay text, replay_of text, handlers json,
+        guard text, headers jsonb, repeats text, repeat_of text, handlers json,
         order_keys json, spooled boolean, delay_s double precision, reconciled boolean,
         verified_by text, clock_s real, key_id text, unverified boolean, trace text)
     join unnest($2::bytea[]) with ordinality as b (body, n) using (n)
@@ -18,10 +18,10 @@ with input as materialized (
 ), claimed as (
     insert into gateway.processed_events
         (route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at, digest,
-         replay, guard, replay_of, spooled, reconciled, verified_by, clock_s, sealed, unverified,
+         repeats, guard, repeat_of, spooled, reconciled, verified_by, clock_s, sealed, unverified,
          payload_id, payload_until, trace)
     select route, event_id, provider, type, account, object_id, livemode, occurred_at, received_at,
-           decode(digest, 'hex'), replay, decode(guard, 'hex'), replay_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id is not null,
+           decode(digest, 'hex'), repeats, decode(guard, 'hex'), repeat_of, spooled, coalesce(reconciled, false), verified_by, clock_s, key_id is not null,
            coalesce(unverified, false), payload_id, payload_until, trace
     from input
     order by route, event_id

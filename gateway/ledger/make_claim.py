@@ -44,7 +44,7 @@ def make_claim(
         digest=digest,
         headers={n: v for n, v in headers.items() if n not in credentials},
         body=route.redacted(headers, body),
-        replay=route.provider.replay_policy(envelope.type, route.replay),
+        repeats=route.provider.repeat_policy(envelope.type, route.repeats),
         handlers=handlers,
         order_keys=registry.order_keys(route.name, handlers, headers, body),
         guard=guard,

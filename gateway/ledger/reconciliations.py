@@ -51,7 +51,7 @@ class Gap:
 async def find_unseen(
     connection: Executor, route: str, event_ids: Sequence[str], refused_types: Sequence[str]
 ) -> set[str]:
-    """Return the ids that the ledger has neither claimed nor refused as REPLAYED.
+    """Return the ids that the ledger has neither claimed nor refused as REPEATED_BODY.
 
     A refusal counts as long as repeats of the type are refused (`refused_types`): under today's
     rule another delivery of a flagged type would be accepted.

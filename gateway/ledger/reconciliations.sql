@@ -169,7 +169,7 @@ where r.finished_at < now() - $1::interval
   );
 
 -- name: find_unseen
--- Which of these ids the ledger has neither claimed nor refused as REPLAYED (primary keys). A refusal counts only if
+-- Which of these ids the ledger has neither claimed nor refused as REPEATED_BODY (primary keys). A refusal counts only if
 -- the type of the event that brought the bytes first is still one whose repeats are refused ($3).
 select i.event_id
 from unnest($2::text[]) as i (event_id)
@@ -210,7 +210,7 @@ set run_id = $2
 where route = $1 and status in ('missing', 'asked') and run_id <> $2;
 
 -- name: close_gaps
--- What has arrived is recovered; what was refused as REPLAYED has been seen, and was no gap (gaps_run).
+-- What has arrived is recovered; what was refused as REPEATED_BODY has been seen, and was no gap (gaps_run).
 -- Returns how many that the run asked for are still to come.
 with open as materialized (
     select route, event_id, asked_run

@@ -109,7 +109,7 @@ for update skip locked;
 select id
 from gateway.rejected
 where released_at is null and not shadow and id > $4
-  and coalesce(route = $1, true) and coalesce(code = $2, code not in ('REPLAYED', 'DUPLICATE'))
+  and coalesce(route = $1, true) and coalesce(code = $2, code not in ('REPEATED_BODY', 'DUPLICATE'))
   and at >= coalesce($3, timestamptz '-infinity')
 order by id
 limit $5;
@@ -130,7 +130,7 @@ left join unnest($2::text[]) as e (id) on true;
 -- name: mark_repeated
 -- A release found that the bytes were claimed before: from now on the row is a repeat, to be judged as one.
 update gateway.rejected
-set code = 'REPLAYED', cause = 'replayed', detail = $2
+set code = 'REPEATED_BODY', cause = 'repeated_body', detail = $2
 where id = $1;
 
 -- name: forget_rejected
@@ -185,7 +185,7 @@ from (
 where clock_s is not null;
 
 -- name: note_refusals
--- Delivery ids that were refused as REPLAYED: of the same bytes only so many (refusals_digest), so that
+-- Delivery ids that were refused as REPEATED_BODY: of the same bytes only so many (refusals_digest), so that
 -- who has captured one request cannot fill the disk.
 insert into gateway.refusals (route, event_id, digest)
 select f.route, f.event_id, f.digest

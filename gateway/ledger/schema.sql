@@ -27,9 +27,9 @@ create table gateway.processed_events (
     occurred_at   timestamptz,
     received_at   timestamptz not null,
     digest        bytea       not null,
-    replay        text,
+    repeats       text,
     guard         bytea,
-    replay_of     text,
+    repeat_of     text,
     spooled       boolean     not null default false,
     reconciled    boolean     not null default false,
     verified_by   text,
@@ -41,7 +41,7 @@ create table gateway.processed_events (
     sealed        boolean     not null default false,
     trace         text,
     primary key (route, event_id),
-    check (replay = any (array['refuse', 'flag']))
+    check (repeats = any (array['refuse', 'flag']))
 );
 comment on table gateway.processed_events is
     'Verified events, claimed once per (route, event_id).';
@@ -93,7 +93,7 @@ create table gateway.payloads_default partition of gateway.payloads default with
 
 create view gateway.events as
 select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at, e.digest,
-       e.replay, e.guard, e.replay_of, e.spooled, e.reconciled, e.verified_by, e.clock_s, e.unverified,
+       e.repeats, e.guard, e.repeat_of, e.spooled, e.reconciled, e.verified_by, e.clock_s, e.unverified,
        e.object_id, e.payload_id, e.payload_until, e.sealed, p.headers, p.body, p.key_id, e.trace
 from gateway.processed_events e
 left join gateway.payloads p on p.id = e.payload_id and p.until = e.payload_until;
@@ -949,7 +949,7 @@ create table gateway.refusals (
     primary key (route, event_id)
 );
 comment on table gateway.refusals is
-    'Delivery ids that were refused as REPLAYED: for reconcile they have been seen.';
+    'Delivery ids that were refused as REPEATED_BODY: for reconcile they have been seen.';
 create index refusals_digest on gateway.refusals (route, digest);
 create index refusals_at on gateway.refusals (refused_at);
 

@@ -157,8 +157,8 @@ def _listed(row: asyncpg.Record) -> Row:
 def _note(row: asyncpg.Record) -> str | None:
     if row["unverified"]:
         return "unverified: its signature was wrong"
-    if row["replay_of"] is not None:
-        return f"same bytes as {row['replay_of']}"
+    if row["repeat_of"] is not None:
+        return f"same bytes as {row['repeat_of']}"
     if not row["payload_kept"]:
         return "erased" if row["is_erased"] else "payload pruned"
     if row["reconciled"]:

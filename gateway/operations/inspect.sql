@@ -58,7 +58,7 @@ union all
 -- name: read_events
 -- Events with the state of their deliveries (primary keys).
 select e.received_at, e.route, e.event_id, e.type, e.account, e.livemode, e.occurred_at, e.provider,
-       e.object_id, e.replay_of, e.spooled, e.reconciled, e.unverified, p.id is not null as payload_kept,
+       e.object_id, e.repeat_of, e.spooled, e.reconciled, e.unverified, p.id is not null as payload_kept,
        p.id is null and exists (
            select from gateway.audit a
            where a.action = 'erase' and a.route = e.route and a.event_id = e.event_id) as is_erased,
@@ -88,7 +88,7 @@ with recursive routes as (
     ) next
 )
 select e.route, e.event_id, e.provider, e.type, e.account, e.object_id, e.livemode, e.occurred_at, e.received_at,
-       encode(e.digest, 'hex') as digest, p.headers, p.body, e.replay_of, e.spooled,
+       encode(e.digest, 'hex') as digest, p.headers, p.body, e.repeat_of, e.spooled,
        e.reconciled, e.verified_by, e.clock_s, p.key_id, e.unverified
 from routes r
 cross join lateral (

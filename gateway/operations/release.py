@@ -12,7 +12,7 @@ from gateway.base.errors import (
     Duplicate,
     KeyMissing,
     NotFound,
-    Replayed,
+    RepeatedBody,
     RequestRejected,
     SealBroken,
     StorageUnavailable,
@@ -169,16 +169,17 @@ class Releaser:
         id: int = row["id"]
         claims = [one for one in read if isinstance(one, Claim)] if isinstance(read, list) else []
         if row["code"] in {
-            Replayed.code,
+            RepeatedBody.code,
             Duplicate.code,
         }:  # the operator has decided that it is new
             claims = [claim._replace(refuses=None, window=None) for claim in claims]
         answers = [await self._claim(claim) for claim in claims]
-        repeated = next((a for a in answers if a.verdict is ClaimVerdict.REPLAYED), None)
+        repeated = next((a for a in answers if a.verdict is ClaimVerdict.REPEATED_BODY), None)
         if repeated is not None:
             detail = (
-                f"REPLAYED: event {repeated.first_event_id} brought its bytes first; if it is"
-                " another event nevertheless, release it once more, by its id or --code REPLAYED"
+                f"REPEATED_BODY: event {repeated.first_event_id} brought its bytes first; if it is"
+                " another event nevertheless, release it once more, by its id or --code"
+                " REPEATED_BODY"
             )
             await mark_repeated(session, id, detail)
             return Released(id=id, outcome="refused", route=route.name, detail=detail)

@@ -273,6 +273,6 @@ GITHUB: Final = Provider(
         type="header.x-github-event and json.action",
         unsigned=("id", "type"),
         vector="GitHub's documentation, and npm @octokit/webhooks-methods 6.0.0",
-        notes=("Never comes back by itself. No time is signed: the replay guard is on.",),
+        notes=("Never comes back by itself. No time is signed: repeated bodies are refused.",),
     ),
 )

@@ -8,7 +8,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple, Protocol
 
-from gateway.base.model import Envelope, ReplayPolicy
+from gateway.base.model import Envelope, RepeatPolicy
 
 Headers = Mapping[str, str]
 """Header names in lower case. Values are decoded as latin-1, so that any
@@ -220,7 +220,7 @@ class Provider:
     """Default tolerance for signed timestamps, or None if the sender signs no time."""
     repeats: Repeats | None = None
     """Which bodies can honestly repeat under another event id, for senders that sign neither id nor
-    time. None disables the replay guard.
+    time. None disables the guard against repeated bodies.
     """
     keyed_by_digest: bool = False
     """Whether the digest of the body is the event id, at least if the sender gave none. An
@@ -229,8 +229,8 @@ class Provider:
     bodies_repeat: bool = False
     """Whether two events of such a sender can have identical bodies."""
     proof: Callable[[Incoming], bytes] | None = None
-    """Return the signed bytes of a verified event if they are not its body. The replay guard
-    rejects these bytes under another id. None means the body.
+    """Return the signed bytes of a verified event if they are not its body. The guard against
+    repeated bodies rejects these bytes under another id. None means the body.
     """
     is_queue: bool = False
     """Whether the provider is a queue: it has no sender, and handlers and
@@ -285,9 +285,9 @@ class Provider:
     facts: Facts | None = None
     """Shown by `gateway providers`. None for a queue, which has no sender."""
 
-    def replay_policy(
-        self, first_type: str, route_policy: ReplayPolicy, *, type: str | None = None
-    ) -> ReplayPolicy | None:
+    def repeat_policy(
+        self, first_type: str, route_policy: RepeatPolicy, *, type: str | None = None
+    ) -> RepeatPolicy | None:
         """Return the policy for the bytes of an event of `first_type` under another event id.
 
         Nothing in the new request can make the policy more lenient. `type` is the type in the new
@@ -298,4 +298,4 @@ class Provider:
             return None
         if type not in (None, first_type) and self.repeats.has_one_type:
             return route_policy
-        return ReplayPolicy.FLAG if self.repeats.can_repeat(first_type) else route_policy
+        return RepeatPolicy.FLAG if self.repeats.can_repeat(first_type) else route_policy

@@ -193,7 +193,7 @@ class JobRequests:
             digest=job.digest,
             headers={},
             body=route.redacted({}, job.body),
-            replay=None,
+            repeats=None,
             handlers=handlers,
             order_keys=registry.order_keys(route.name, handlers, {}, job.body),
             delay=job.delay or None,

@@ -14,7 +14,7 @@ from gateway.telemetry.metrics import LoopMonitor, each
 BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
 EXPECTED: Final = (
-    *("accepted", "duplicate", "ignored", "BAD_SIGNATURE", "STALE_TIMESTAMP", "REPLAYED"),
+    *("accepted", "duplicate", "ignored", "BAD_SIGNATURE", "STALE_TIMESTAMP", "REPEATED_BODY"),
     *("BAD_PAYLOAD", "TOO_LARGE", "RATE_LIMITED", "ADDRESS_REFUSED", "TOO_MANY_REFUSED"),
     *("TIMEOUT", "SHED", "UNAVAILABLE"),
 )

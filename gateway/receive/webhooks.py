@@ -9,7 +9,7 @@ from gateway.base.errors import (
     BadPayload,
     BadSignature,
     Duplicate,
-    Replayed,
+    RepeatedBody,
     RequestRejected,
     SpoolUnavailable,
     StaleTimestamp,
@@ -342,12 +342,12 @@ class WebhookRequests:
         return StorageUnavailable(f"not in the ledger within {self._ledger_s:g} s")
 
     def _report(self, claim: Claim, claimed: Claimed) -> None:
-        """Log the verdict on a claim. Raises Replayed if the body is a repeated one."""
+        """Log the verdict on a claim. Raises RepeatedBody if the body is a repeated one."""
         envelope, telemetry = claim.envelope, self.telemetry
-        if claimed.verdict is ClaimVerdict.REPLAYED:
+        if claimed.verdict is ClaimVerdict.REPEATED_BODY:
             if self._route.reconcile is not None and claimed.guard is not None:
                 self._rejected.note(Refusal(claim.route, envelope.id, claimed.guard))
-            raise Replayed(
+            raise RepeatedBody(
                 f"event {envelope.id} has the bytes of {claimed.first_event_id}, claimed before"
             )
         fields = {"event_id": claimed.event_id(claim), "type": envelope.type}
@@ -356,7 +356,7 @@ class WebhookRequests:
             telemetry.log.warning("duplicate_with_another_body", **fields)
         elif claimed.is_flagged:
             telemetry.flagged.inc()
-            telemetry.log.warning("event_flagged", replay_of=claimed.first_event_id, **fields)
+            telemetry.log.warning("event_flagged", repeat_of=claimed.first_event_id, **fields)
         if claimed.is_spooled:
             telemetry.log.info("event_spooled", **fields)
         else:

@@ -237,6 +237,6 @@ def claim_of(event: Event, handlers: tuple[str, ...]) -> Claim:
         digest=hashlib.sha256(event.body).digest(),
         headers=event.headers,
         body=event.body,
-        replay=None,
+        repeats=None,
         handlers=handlers,
     )

@@ -210,12 +210,12 @@ class DeliveryRunner:
         claimed = await self._clients.claimer.claim(
             claim_of(event, handlers)._replace(
                 received_at=datetime.now(UTC),
-                replay=route.provider.replay_policy(event.type, route.replay),
+                repeats=route.provider.repeat_policy(event.type, route.repeats),
                 order_keys=order_keys,
                 refuses=partial(route.refuses_repeat, event.type),
             )
         )
-        if claimed.verdict is ClaimVerdict.REPLAYED:
+        if claimed.verdict is ClaimVerdict.REPEATED_BODY:
             raise ValueError(
                 f"the event {event.id} has the body of {claimed.first_event_id}: the route would "
                 "refuse it as replayed"

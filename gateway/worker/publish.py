@@ -62,7 +62,7 @@ class Outbox:
             digest=job_digest(job_type, EXACT.decode(body.decode())),
             headers={},
             body=route.redacted({}, body),
-            replay=None,
+            repeats=None,
             handlers=handlers,
             order_keys=self._worker.registry.order_keys(route.name, handlers, {}, body),
             trace=self._worker.hooks.current_trace(),

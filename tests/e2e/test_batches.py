@@ -281,10 +281,10 @@ async def test_a_repeated_item_keeps_no_other_out(mail: Project, ledger: Reader)
         mixed = await post(serving, [first, third], **{"x-batch": "b"})
         assert statuses(mixed) == {"rejected": 1, "accepted": 1}
         whole = await post(serving, [first, second], **{"x-batch": "c"})
-        assert (whole.status_code, whole.json()) == (403, {"error": "REPLAYED"})
+        assert (whole.status_code, whole.json()) == (403, {"error": "REPEATED_BODY"})
     query = "select id, code from gateway.rejected where verified_by is not null"
     [kept] = await ledger.rows(query)
-    assert kept["code"] == "REPLAYED"
+    assert kept["code"] == "REPEATED_BODY"
     [released] = release(mail, str(kept["id"]))
     assert (released["outcome"], released["event_ids"]) == ("accepted", ["b.m0"])
 

@@ -156,7 +156,7 @@ async def test_one_proof_is_good_for_one_event(
     assert (await client.post("/webhooks/mailgun", json=captured)).status_code == 200
     captured["event-data"].update(id="another", event="unsubscribed")
     forged = await client.post("/webhooks/mailgun", json=captured)
-    assert (forged.status_code, forged.json()) == (403, {"error": "REPLAYED"})
+    assert (forged.status_code, forged.json()) == (403, {"error": "REPEATED_BODY"})
 
     vector = event_of("adyen")
     document = json.loads(vector["body"])
@@ -172,7 +172,7 @@ async def test_one_proof_is_good_for_one_event(
     item["originalReference"] = item["merchantAccountCode"]
     item["merchantAccountCode"], item["merchantReference"] = "order", "7"
     forged = await client.post("/webhooks/adyen", json=captured)
-    assert (forged.status_code, forged.json()) == (403, {"error": "REPLAYED"})
+    assert (forged.status_code, forged.json()) == (403, {"error": "REPEATED_BODY"})
     assert len(await stored(module_project)) == before + 2
 
 

@@ -92,7 +92,7 @@ def poison(ledger: Ledger, event_id: str) -> None:
     """The event and all that stands beside it: everything that anybody could have written."""
     ledger.run(
         "update gateway.processed_events"
-        " set type = $2, account = $2, object_id = $2, replay_of = $2 where event_id = $1",
+        " set type = $2, account = $2, object_id = $2, repeat_of = $2 where event_id = $1",
         event_id,
         EVIL,
     )

@@ -220,11 +220,11 @@ async def test_the_same_bytes_under_a_fresh_guid_are_replayed(serving: Serving) 
     first = await serving.post(*github_request("g-1", body=body), path="/webhooks/github")
     assert first.json()["status"] == "accepted"
     again = await serving.post(*github_request("g-2", body=body), path="/webhooks/github")
-    assert error(again) == (403, "REPLAYED")
+    assert error(again) == (403, "REPEATED_BODY")
     disguised = await serving.post(
         *github_request("g-3", "ping", body=body), path="/webhooks/github"
     )
-    assert error(disguised) == (403, "REPLAYED")
+    assert error(disguised) == (403, "REPEATED_BODY")
     redelivered = await serving.post(*github_request("g-1", body=body), path="/webhooks/github")
     assert redelivered.json()["status"] == "duplicate"
 
@@ -237,9 +237,9 @@ async def test_a_ping_may_honestly_repeat_and_is_flagged(serving: Serving, reade
         )
         assert answer.json() == {"status": "accepted", "event_id": guid}
     row = await reader.row(
-        "select replay_of from gateway.processed_events where event_id = 'ping-2'"
+        "select repeat_of from gateway.processed_events where event_id = 'ping-2'"
     )
-    assert row == {"replay_of": "ping-1"}
+    assert row == {"repeat_of": "ping-1"}
 
 
 async def test_a_github_body_of_several_megabytes_is_taken(serving: Serving) -> None:

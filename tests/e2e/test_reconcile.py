@@ -207,7 +207,7 @@ async def test_a_delivery_that_serve_refused_as_replayed_is_not_asked_for(
             assert (await serving.post(body, headers, path="/webhooks/github")).status_code == 200
             replayed = headers | {"x-github-delivery": copy.guid}
             answer = await serving.post(body, replayed, path="/webhooks/github")
-            assert answer.json() == {"error": "REPLAYED"}
+            assert answer.json() == {"error": "REPEATED_BODY"}
 
             async def is_noted() -> bool:
                 rows = await ledger.rows("select route, event_id from gateway.refusals")

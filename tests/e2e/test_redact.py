@@ -80,7 +80,7 @@ async def test_a_field_is_not_even_stored(project: Project, ledger: Reader) -> N
             again = await serving.post(
                 body, headers | {"x-github-delivery": f"{guid}-2"}, path="/webhooks/github"
             )
-            assert again.json()["error"] == "REPLAYED"
+            assert again.json()["error"] == "REPEATED_BODY"
     rows = {
         row["event_id"]: row
         for row in await ledger.rows("select event_id, body, digest from gateway.events")

@@ -43,10 +43,10 @@ async def test_every_example_of_octokit_is_sent_twice(serving: Serving, reader: 
     sent = examples()
     assert set(await send_all(serving, sent)) == {(200, "accepted")}
     for example, answer in zip(sent, await send_all(serving, sent), strict=True):
-        expected = (403, "REPLAYED") if example.type in UNIQUE else (200, "accepted")
+        expected = (403, "REPEATED_BODY") if example.type in UNIQUE else (200, "accepted")
         assert answer == expected, example.type
     flagged = await reader.rows(
-        "select type, count(*) from gateway.processed_events where replay_of is not null group by 1"
+        "select type, count(*) from gateway.processed_events where repeat_of is not null group by 1"
     )
     expected_types = [one.type for one in sent if one.type not in UNIQUE]
     assert {row["type"]: row["count"] for row in flagged} == {
@@ -65,7 +65,7 @@ async def test_a_captured_body_under_another_event_header_is_refused(serving: Se
         assert await send_all(serving, [captured]) == [(200, "accepted")]
         for other in {"membership", "ping", "push", "not_yet_known"} - {captured.event}:
             answers = await send_all(serving, [captured], other)
-            assert answers == [(403, "REPLAYED")], (type, other)
+            assert answers == [(403, "REPEATED_BODY")], (type, other)
 
 
 SECRET = "lemon-and-shopify"
@@ -104,9 +104,9 @@ async def test_the_same_body_under_several_topics_is_several_events(
             }
             answer = await serving.post(body, headers, path="/webhooks/shop")
             assert (answer.status_code, answer.json()["status"]) == (200, "accepted"), topic
-    rows = await ledger.rows("select type, replay_of from gateway.processed_events")
+    rows = await ledger.rows("select type, repeat_of from gateway.processed_events")
     assert {row["type"] for row in rows} == set(topics)
-    assert sum(row["replay_of"] is not None for row in rows) == 2
+    assert sum(row["repeat_of"] is not None for row in rows) == 2
 
 
 async def test_an_identical_body_is_a_duplicate_in_its_window_and_an_event_after_it(

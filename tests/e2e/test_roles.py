@@ -178,7 +178,7 @@ async def test_events_go_their_way_with_each_process_under_its_role(
             replayed = await serving.post(
                 body, headers | {"x-github-delivery": "guid_2"}, path="/webhooks/github"
             )
-            assert replayed.json()["error"] == "REPLAYED"
+            assert replayed.json()["error"] == "REPEATED_BODY"
             await until(lambda: _effects(ledger, count=4, once=2, job=4))
             await until(
                 lambda: ledger.value(

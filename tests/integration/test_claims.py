@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from gateway.base.errors import StorageUnavailable
-from gateway.base.model import ReplayPolicy
+from gateway.base.model import RepeatPolicy
 from gateway.dev.embedded import Postgres
 from gateway.ledger import claims as claims_module
 from gateway.ledger.claims import FLUSHERS, Claim, Claimed, Claimer, ClaimVerdict
@@ -194,12 +194,12 @@ async def _holding_ledger(url: str) -> AsyncIterator[None]:
 async def test_the_same_bytes_under_a_fresh_id_are_refused(
     database_url: str, ledger: Reader
 ) -> None:
-    policy = ReplayPolicy.REFUSE
-    first = make_claim("guid-1", body=b"push", replay=policy)
-    again = make_claim("guid-2", body=b"push", replay=policy)
+    policy = RepeatPolicy.REFUSE
+    first = make_claim("guid-1", body=b"push", repeats=policy)
+    again = make_claim("guid-2", body=b"push", repeats=policy)
     await claim_all(database_url, [first])
     [answer] = await claim_all(database_url, [again])
-    assert (answer.verdict, answer.first_event_id) == (ClaimVerdict.REPLAYED, "guid-1")
+    assert (answer.verdict, answer.first_event_id) == (ClaimVerdict.REPEATED_BODY, "guid-1")
     [redelivered] = await claim_all(database_url, [first])
     assert redelivered.verdict is ClaimVerdict.DUPLICATE
     assert await ledger.statuses() == {"pending": 1}
@@ -209,13 +209,13 @@ async def test_the_same_proof_under_a_fresh_id_is_refused_whatever_the_body(
     database_url: str, ledger: Reader
 ) -> None:
     """Of senders that do not sign their bodies; a changed body under the old id is a conflict."""
-    policy = ReplayPolicy.REFUSE
-    first = make_claim("evt_1", replay=policy)._replace(guard=b"g" * 32)
-    forged = make_claim("evt_2", replay=policy)._replace(guard=b"g" * 32)
+    policy = RepeatPolicy.REFUSE
+    first = make_claim("evt_1", repeats=policy)._replace(guard=b"g" * 32)
+    forged = make_claim("evt_2", repeats=policy)._replace(guard=b"g" * 32)
     await claim_all(database_url, [first])
     [answer] = await claim_all(database_url, [forged])
-    assert (answer.verdict, answer.first_event_id) == (ClaimVerdict.REPLAYED, "evt_1")
-    changed = make_claim("evt_1", body=b"{}", replay=policy)._replace(guard=b"g" * 32)
+    assert (answer.verdict, answer.first_event_id) == (ClaimVerdict.REPEATED_BODY, "evt_1")
+    changed = make_claim("evt_1", body=b"{}", repeats=policy)._replace(guard=b"g" * 32)
     [answer] = await claim_all(database_url, [changed])
     assert (answer.verdict, answer.conflict) == (ClaimVerdict.DUPLICATE, True)
     [other] = await claim_all(database_url, [forged._replace(guard=b"h" * 32)])
@@ -226,36 +226,36 @@ async def test_the_same_proof_under_a_fresh_id_is_refused_whatever_the_body(
 async def test_racing_fresh_ids_for_the_same_bytes_give_one_event(
     database_url: str, ledger: Reader
 ) -> None:
-    claims = [make_claim(f"guid-{n}", body=b"push", replay=ReplayPolicy.REFUSE) for n in range(50)]
+    claims = [make_claim(f"guid-{n}", body=b"push", repeats=RepeatPolicy.REFUSE) for n in range(50)]
     async with claiming(database_url) as one, claiming(database_url) as two:
         answers = await asyncio.gather(
             *(one.claim(c) for c in claims[::2]), *(two.claim(c) for c in claims[1::2])
         )
-    assert verdicts(list(answers)) == {"accepted": 1, "replayed": 49}
+    assert verdicts(list(answers)) == {"accepted": 1, "repeated_body": 49}
     assert await ledger.statuses() == {"pending": 1}
 
 
 async def test_bytes_that_may_repeat_are_accepted_and_flagged(
     database_url: str, ledger: Reader
 ) -> None:
-    claims = [make_claim(f"guid-{n}", body=b"ping", replay=ReplayPolicy.FLAG) for n in range(4)]
+    claims = [make_claim(f"guid-{n}", body=b"ping", repeats=RepeatPolicy.FLAG) for n in range(4)]
     answers = await claim_all(database_url, claims)
     assert verdicts(answers) == {"accepted": 4}
-    flagged = await ledger.rows("select replay_of from gateway.processed_events order by event_id")
-    assert sum(row["replay_of"] is None for row in flagged) == 1
+    flagged = await ledger.rows("select repeat_of from gateway.processed_events order by event_id")
+    assert sum(row["repeat_of"] is None for row in flagged) == 1
 
 
 async def test_todays_rule_for_the_stored_type_decides(database_url: str) -> None:
     """Neither the policy at the first claim, nor the new request's type, which is not signed."""
 
-    def of(event_id: str, type: str, body: bytes, *, then: ReplayPolicy) -> Claim:
-        claim = make_claim(event_id, type=type, body=body, replay=then)
+    def of(event_id: str, type: str, body: bytes, *, then: RepeatPolicy) -> Claim:
+        claim = make_claim(event_id, type=type, body=body, repeats=then)
         return claim._replace(refuses=lambda first_type: first_type == "push")
 
-    refuse, flag = ReplayPolicy.REFUSE, ReplayPolicy.FLAG
+    refuse, flag = RepeatPolicy.REFUSE, RepeatPolicy.FLAG
     await claim_all(database_url, [of("guid-1", "push", b"push", then=flag)])
     [disguised] = await claim_all(database_url, [of("guid-2", "ping", b"push", then=flag)])
-    assert (disguised.verdict, disguised.first_event_id) == (ClaimVerdict.REPLAYED, "guid-1")
+    assert (disguised.verdict, disguised.first_event_id) == (ClaimVerdict.REPEATED_BODY, "guid-1")
     await claim_all(database_url, [of("guid-3", "membership", b"joined", then=refuse)])
     [again] = await claim_all(database_url, [of("guid-4", "membership", b"joined", then=refuse)])
     assert (again.verdict, again.first_event_id) == (ClaimVerdict.ACCEPTED, "guid-3")
@@ -308,11 +308,11 @@ async def test_a_conflicting_duplicate_does_not_burn_the_bytes_it_brought(
     database_url: str,
 ) -> None:
     """Otherwise a captured body, sent early under an old id, would suppress the honest event."""
-    policy = ReplayPolicy.REFUSE
-    await claim_all(database_url, [make_claim("guid-1", body=b"one", replay=policy)])
-    [conflict] = await claim_all(database_url, [make_claim("guid-1", body=b"two", replay=policy)])
+    policy = RepeatPolicy.REFUSE
+    await claim_all(database_url, [make_claim("guid-1", body=b"one", repeats=policy)])
+    [conflict] = await claim_all(database_url, [make_claim("guid-1", body=b"two", repeats=policy)])
     assert conflict.conflict
-    [honest] = await claim_all(database_url, [make_claim("guid-2", body=b"two", replay=policy)])
+    [honest] = await claim_all(database_url, [make_claim("guid-2", body=b"two", repeats=policy)])
     assert honest.verdict is ClaimVerdict.ACCEPTED
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from gateway import Context, Event, Reject
 from gateway.base.errors import CommandFailed, PushFailed
-from gateway.base.model import ReplayPolicy
+from gateway.base.model import RepeatPolicy
 from gateway.config.registry import Subscription
 from gateway.config.registry.key_path import KeyPath
 from gateway.config.routes import Config
@@ -92,19 +92,19 @@ async def test_a_duplicate_a_conflict_and_a_replay_are_known_by_keyed_digests(
     database_url: str, ledger: Reader
 ) -> None:
     encryption = make_vault()
-    [first] = await claim_all(database_url, [sealed_claim(encryption, replay=ReplayPolicy.REFUSE)])
+    [first] = await claim_all(database_url, [sealed_claim(encryption, repeats=RepeatPolicy.REFUSE)])
     assert first.verdict is ClaimVerdict.ACCEPTED
     [again, other, replayed] = await claim_all(
         database_url,
         [
             sealed_claim(encryption),
             sealed_claim(encryption, body=b"{}"),
-            sealed_claim(encryption, "evt_2", replay=ReplayPolicy.REFUSE),
+            sealed_claim(encryption, "evt_2", repeats=RepeatPolicy.REFUSE),
         ],
     )
     assert (again.verdict, again.conflict) == (ClaimVerdict.DUPLICATE, False)
     assert (other.verdict, other.conflict) == (ClaimVerdict.DUPLICATE, True)
-    assert (replayed.verdict, replayed.first_event_id) == (ClaimVerdict.REPLAYED, "evt_1")
+    assert (replayed.verdict, replayed.first_event_id) == (ClaimVerdict.REPEATED_BODY, "evt_1")
     plain = make_claim("evt_1", body=BODY)
     assert await ledger.value("select digest from gateway.processed_events") != plain.digest
     [turned_off] = await claim_all(database_url, [plain])

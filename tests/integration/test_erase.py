@@ -261,7 +261,7 @@ async def test_an_account_is_taken_out_of_what_people_said_whosever_it_was_about
 async def test_a_late_retry_of_what_was_erased_is_still_a_duplicate(
     database_url: str, connection: Connection, ledger: Reader
 ) -> None:
-    claims = [of(ACCOUNT, "evt_1"), of(ACCOUNT, "guid_1", route="github", replay="refuse")]
+    claims = [of(ACCOUNT, "evt_1"), of(ACCOUNT, "guid_1", route="github", repeats="refuse")]
     await claim_all(database_url, claims)
     assert (await erase_all(connection)).events == 2
     answers = await claim_all(database_url, claims)
@@ -272,12 +272,12 @@ async def test_a_late_retry_of_what_was_erased_is_still_a_duplicate(
 async def test_the_same_bytes_under_a_fresh_id_are_still_refused(
     database_url: str, connection: Connection
 ) -> None:
-    first = of(ACCOUNT, "guid_1", route="github", replay="refuse")
+    first = of(ACCOUNT, "guid_1", route="github", repeats="refuse")
     await claim_all(database_url, [first])
     await erase_all(connection)
     envelope = replace(first.envelope, id="guid_2")
     [answer] = await claim_all(database_url, [first._replace(envelope=envelope)])
-    assert answer.verdict == "replayed"
+    assert answer.verdict == "repeated_body"
 
 
 async def test_a_job_that_was_erased_is_still_a_duplicate(

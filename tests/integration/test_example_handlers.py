@@ -106,7 +106,7 @@ def _claim(registry: Registry, occurrence: Occurrence, received_at: datetime) ->
         digest=hashlib.sha256(body).digest(),
         headers=headers,
         body=body,
-        replay=None,
+        repeats=None,
         handlers=registry.for_event(provider.name, envelope.type),
     )
 

@@ -13,7 +13,7 @@ import pytest
 import respx
 
 from gateway.base.errors import CommandFailed, ConfigInvalid
-from gateway.base.model import Rate, ReplayPolicy, Retention
+from gateway.base.model import Rate, RepeatPolicy, Retention
 from gateway.base.secrets import SecretRef
 from gateway.config.registry import Registry
 from gateway.config.routes import Route
@@ -43,7 +43,7 @@ from tests.support.workers import count, make_config, make_route, subscribe
 DAY = timedelta(days=1)
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
-REFUSE = ReplayPolicy.REFUSE
+REFUSE = RepeatPolicy.REFUSE
 NOW = datetime.now(UTC).replace(microsecond=0)
 ENVIRON = {"STRIPE_API_KEY": FakeStripe().key, "GITHUB_TOKEN": FakeGithub().token}
 
@@ -163,7 +163,7 @@ async def arrive(url: str, *guids: str) -> None:
     """Deliveries of GitHub's come in by the webhook."""
     claims = [
         make_claim(
-            guid, route="github", type="push", body=guid.encode(), replay=ReplayPolicy.REFUSE
+            guid, route="github", type="push", body=guid.encode(), repeats=RepeatPolicy.REFUSE
         )
         for guid in guids
     ]
@@ -578,7 +578,7 @@ async def test_unwanted_young_and_old_deliveries_are_no_gaps(
     assert (row["missing"], github.asked) == (1, [3])
 
 
-async def test_a_guid_that_was_refused_as_replayed_counts_as_seen(
+async def test_a_guid_that_was_refused_as_repeated_counts_as_seen(
     github: FakeGithub, database_url: str, ledger: Reader
 ) -> None:
     github.sent = deliveries(2, before=NOW - 10 * MINUTE)
@@ -607,7 +607,7 @@ async def test_a_refused_guid_is_asked_for_once_its_type_is_flagged(
     github.sent = deliveries(2, before=NOW - 10 * MINUTE)
     joined, pushed = (sent.guid for sent in github.sent)
     first = [
-        make_claim(f"first {type}", route="github", type=type, body=type.encode(), replay=REFUSE)
+        make_claim(f"first {type}", route="github", type=type, body=type.encode(), repeats=REFUSE)
         for type in ("membership.added", "push")
     ]
     await claim_all(database_url, first)

@@ -528,16 +528,16 @@ async def test_a_repeated_body_is_released_only_if_a_person_says_so(
     await keep(office, database_url, *requests)
     first, second = await release(office, all=True)
     assert (first["outcome"], second["outcome"]) == ("accepted", "refused")
-    assert "REPLAYED: event guid_1" in (second["detail"] or "")
+    assert "REPEATED_BODY: event guid_1" in (second["detail"] or "")
     assert await release(office, all=True) == [], "a repeat is not among all that match"
-    [dry] = await release(office, all=True, code="REPLAYED", dry_run=True)
+    [dry] = await release(office, all=True, code="REPEATED_BODY", dry_run=True)
     assert (dry["outcome"], dry["event_ids"]) == ("valid", ["guid_2"])
     [accepted] = await release(office, ids=[second["id"]], reason="they left the team again")
     assert (accepted["outcome"], accepted["event_ids"]) == ("accepted", ["guid_2"])
     row = await ledger.row(
-        "select replay_of from gateway.processed_events where event_id = 'guid_2'"
+        "select repeat_of from gateway.processed_events where event_id = 'guid_2'"
     )
-    assert row["replay_of"] == "guid_1"
+    assert row["repeat_of"] == "guid_1"
     audit = await ledger.row("select action, reason from gateway.audit where event_id = 'guid_2'")
     assert (audit["action"], audit["reason"]) == ("release", "they left the team again")
 
@@ -552,13 +552,13 @@ async def test_all_repeats_of_a_route_are_released_by_their_code(
         database_url,
         turned_away(body, headers, route="github", path="/webhooks/github"),
         *(
-            turned_away(body, h, route="github", path="/webhooks/github", code="REPLAYED")
+            turned_away(body, h, route="github", path="/webhooks/github", code="REPEATED_BODY")
             for h in repeats
         ),
     )
     [only] = await release(office, all=True)
     assert only["event_ids"] == ["guid_1"]
-    released = await release(office, all=True, code="REPLAYED")
+    released = await release(office, all=True, code="REPEATED_BODY")
     assert [one["outcome"] for one in released] == ["accepted", "accepted"]
     assert await ledger.value("select count(*) from gateway.processed_events") == 3
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway import Context, Event, Reject
-from gateway.base.model import ReplayPolicy
+from gateway.base.model import RepeatPolicy
 from gateway.config.registry.key_path import KeyPath
 from gateway.ledger import rekeying
 from gateway.ledger.claims import ClaimVerdict
@@ -159,7 +159,7 @@ async def test_what_was_stored_before_its_route_was_encrypted_is_sealed_with_all
     database_url: str, ledger: Reader, connection: Connection
 ) -> None:
     turns = KeyPath.parse("key")
-    claim = make_claim("evt_1", body=BODY, replay=ReplayPolicy.REFUSE)
+    claim = make_claim("evt_1", body=BODY, repeats=RepeatPolicy.REFUSE)
     keyed = claim._replace(
         headers={"x-note": MARK}, order_keys={"handlers.count": f"{MARK}@example.com"}
     )
@@ -177,7 +177,11 @@ async def test_what_was_stored_before_its_route_was_encrypted_is_sealed_with_all
     [same, replayed] = await claim_all(
         database_url, [sealed, sealed._replace(envelope=make_claim("evt_2").envelope)]
     )
-    assert (same.verdict, same.conflict, replayed.verdict) == ("duplicate", False, "replayed")
+    assert (same.verdict, same.conflict, replayed.verdict) == (
+        "duplicate",
+        False,
+        "repeated_body",
+    )
 
     ran = list[Any]()
 
@@ -194,18 +198,18 @@ async def test_what_must_not_come_again_is_known_through_it(
     database_url: str, connection: Connection
 ) -> None:
     """By its body, or by what is signed in the place of one."""
-    refuse = ReplayPolicy.REFUSE
-    by_body = make_claim("evt_1", body=b"body", replay=refuse)
-    by_proof = make_claim("evt_2", replay=refuse)._replace(guard=b"g" * 32)
+    refuse = RepeatPolicy.REFUSE
+    by_body = make_claim("evt_1", body=b"body", repeats=refuse)
+    by_proof = make_claim("evt_2", repeats=refuse)._replace(guard=b"g" * 32)
     await claim_all(database_url, [by_body, by_proof])
     assert (await rekey_all(connection, AFTER)).past == 2
     again = [
-        make_claim("evt_3", body=b"body", replay=refuse),
-        make_claim("evt_4", replay=refuse)._replace(guard=b"g" * 32),
+        make_claim("evt_3", body=b"body", repeats=refuse),
+        make_claim("evt_4", repeats=refuse)._replace(guard=b"g" * 32),
     ]
     answers = await claim_all(database_url, [AFTER.seal_claim(claim) for claim in again])
     assert [answer.first_event_id for answer in answers] == ["evt_1", "evt_2"]
-    assert {answer.verdict for answer in answers} == {ClaimVerdict.REPLAYED}
+    assert {answer.verdict for answer in answers} == {ClaimVerdict.REPEATED_BODY}
 
 
 async def test_deliveries_that_wait_for_their_turn_keep_their_order_through_it(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.base.errors import SpoolUnavailable, StorageUnavailable
-from gateway.base.model import ReplayPolicy
+from gateway.base.model import RepeatPolicy
 from gateway.ledger.claims import Claim, Claimed, Claimer, ClaimVerdict
 from gateway.receive.spool.file import MAGIC, SpoolFile, SpoolRecord, encode
 from gateway.receive.spool.spool import Spool, look_at
@@ -120,19 +120,19 @@ async def test_what_is_claimed_already_is_a_duplicate_and_the_file_goes(
 async def test_at_drain_a_refusal_of_the_replay_policy_becomes_a_flag(
     tmp_path: Path, database_url: str, ledger: Reader
 ) -> None:
-    first = make_claim("guid_1", body=b"{}", replay=ReplayPolicy.REFUSE)
-    again = make_claim("guid_2", body=b"{}", replay=ReplayPolicy.REFUSE)
+    first = make_claim("guid_1", body=b"{}", repeats=RepeatPolicy.REFUSE)
+    again = make_claim("guid_2", body=b"{}", repeats=RepeatPolicy.REFUSE)
     await claim_all(database_url, [first])
     await keep(tmp_path / "spool", again)
     async with draining(tmp_path / "spool", database_url):
         await until(lambda: not list((tmp_path / "spool").iterdir()))
     row = await ledger.row("select * from gateway.processed_events where event_id = 'guid_2'")
-    assert (row["replay_of"], row["guard"], row["spooled"]) == ("guid_1", None, True)
+    assert (row["repeat_of"], row["guard"], row["spooled"]) == ("guid_1", None, True)
     assert await ledger.statuses() == {"pending": 2}
     [refused] = await claim_all(
-        database_url, [make_claim("guid_3", body=b"{}", replay=ReplayPolicy.REFUSE)]
+        database_url, [make_claim("guid_3", body=b"{}", repeats=RepeatPolicy.REFUSE)]
     )
-    assert refused.verdict is ClaimVerdict.REPLAYED, (
+    assert refused.verdict is ClaimVerdict.REPEATED_BODY, (
         "the guard holds for those that were not spooled"
     )
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from gateway.base.errors import CommandFailed, LeaseLost, TransitionRefused
-from gateway.base.model import MOVES, Lease, Outcome, ReplayPolicy, Retention, Status
+from gateway.base.model import MOVES, Lease, Outcome, RepeatPolicy, Retention, Status
 from gateway.ledger import claims as claims_module
 from gateway.ledger.claims import Claim, Claimed, Claimer, ClaimVerdict
 from gateway.ledger.connection import LOST, Connection, Pooled, connect
@@ -74,7 +74,7 @@ SERVED: Final = (
 WATCH: Final = """
 create table public.keys (
     n bigint generated always as identity, at timestamptz default now(), is_new boolean,
-    route text, event_id text, received_at timestamptz, digest bytea, replay text,
+    route text, event_id text, received_at timestamptz, digest bytea, repeats text,
     is_guard boolean, spooled boolean
 );
 create table public.moves (
@@ -88,8 +88,8 @@ declare
     e gateway.processed_events := case tg_op when 'INSERT' then new else old end;
 begin
     insert into public.keys
-        (is_new, route, event_id, received_at, digest, replay, is_guard, spooled)
-    values (tg_op = 'INSERT', e.route, e.event_id, e.received_at, e.digest, e.replay,
+        (is_new, route, event_id, received_at, digest, repeats, is_guard, spooled)
+    values (tg_op = 'INSERT', e.route, e.event_id, e.received_at, e.digest, e.repeats,
             e.guard is not null, e.spooled);
     return null;
 end $$;
@@ -218,8 +218,8 @@ union all
 select 'bytes that were to be refused: ' || later.event_id
 from keys later
 join keys first using (route, digest)
-where later.is_new and later.replay is not null and not later.spooled
-  and first.is_new and first.replay = 'refuse' and first.is_guard and first.n < later.n
+where later.is_new and later.repeats is not null and not later.spooled
+  and first.is_new and first.repeats = 'refuse' and first.is_guard and first.n < later.n
   and first.event_id <> later.event_id
   and not exists (select from keys gone
                   where not gone.is_new and gone.n between first.n and later.n
@@ -589,7 +589,7 @@ class Receiver:
     async def _check(self, claim: Claim, answer: Claimed) -> None:
         """That the answer fits what was claimed, by whomever."""
         brought = await self._stage.ledger.rows(
-            "select event_id, digest, replay from keys where is_new and route = $1 order by n",
+            "select event_id, digest, repeats from keys where is_new and route = $1 order by n",
             claim.route,
         )
         mine = [row for row in brought if row["event_id"] == claim.envelope.id]
@@ -600,11 +600,11 @@ class Receiver:
             case ClaimVerdict.DUPLICATE:
                 assert mine, "acknowledged as a duplicate of nothing"
                 assert answer.conflict == (mine[-1]["digest"] != claim.digest)
-            case ClaimVerdict.REPLAYED:
-                assert claim.replay is not None
+            case ClaimVerdict.REPEATED_BODY:
+                assert claim.repeats is not None
                 assert not claim.spooled, "it was acknowledged before"
                 [first] = [row for row in brought if row["event_id"] == answer.first_event_id][-1:]
-                assert (first["digest"], first["replay"]) == (claim.digest, "refuse")
+                assert (first["digest"], first["repeats"]) == (claim.digest, "refuse")
 
     async def stop(self) -> None:
         if self._claimer is not None:
@@ -615,9 +615,9 @@ class Receiver:
 
 def guards_cross(one: Sequence[Claim], other: Sequence[Claim]) -> bool:
     """Whether two batches bring the same bytes under different ids: they are inserted in the order
-    of their keys, so these may deadlock on the replay guard. One of them is run again then."""
+    of their keys, so these may deadlock on the guard. One of them is run again then."""
     return any(
-        a.replay and b.replay and (a.route, a.digest) == (b.route, b.digest) and a.key != b.key
+        a.repeats and b.repeats and (a.route, a.digest) == (b.route, b.digest) and a.key != b.key
         for a in one
         for b in other
     )
@@ -864,7 +864,7 @@ class Wish(NamedTuple):
     route: str
     number: int
     body: int
-    policy: ReplayPolicy
+    policy: RepeatPolicy
     spooled: bool
 
     def claim(self) -> Claim:
@@ -875,10 +875,10 @@ class Wish(NamedTuple):
             handlers=handlers[: 1 + self.number % len(handlers)] if self.number else (),
             body=str(self.body).encode(),
             type=self.policy,
-            replay=self.policy if self.route == "github" else None,
+            repeats=self.policy if self.route == "github" else None,
         )._replace(
             spooled=self.spooled,
-            refuses=None if self.spooled else lambda first: first == ReplayPolicy.REFUSE,
+            refuses=None if self.spooled else lambda first: first == RepeatPolicy.REFUSE,
         )
 
 
@@ -1020,7 +1020,7 @@ WISH: Final = st.builds(
     route=st.sampled_from(["stripe", "github"]),
     number=st.integers(0, 4),
     body=st.integers(0, 2),
-    policy=st.sampled_from(ReplayPolicy),
+    policy=st.sampled_from(RepeatPolicy),
     spooled=st.sampled_from([False, False, True]),
 )
 WISHES: Final = st.lists(WISH, min_size=1, max_size=6)
@@ -1166,11 +1166,11 @@ async def test_crossed_batches_wait_for_each_other_and_never_deadlock(stage: Sta
     assert stage.accepted == Counter([a.key, m.key, z.key])
 
 
-async def test_batches_that_deadlock_on_the_replay_guard_are_run_again(stage: Stage) -> None:
+async def test_batches_that_deadlock_on_the_repeat_guard_are_run_again(stage: Stage) -> None:
     """Inserted in the order of their keys, the same bytes under other ids can still cross."""
     one, other, slow = stage.receivers
     a, b, m, y, z = (
-        make_claim(event_id, body=body, replay=ReplayPolicy.REFUSE)
+        make_claim(event_id, body=body, repeats=RepeatPolicy.REFUSE)
         for event_id, body in (("a", b"1"), ("b", b"2"), ("m", b"3"), ("y", b"2"), ("z", b"1"))
     )
     for receiver, batch in (slow, [m]), (one, [a, m, y]), (other, [b, m, z]):

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from gateway import Context, Event
-from gateway.base.model import ReplayPolicy
+from gateway.base.model import RepeatPolicy
 from gateway.dev.embedded import Postgres
 from gateway.ledger.claims import ClaimVerdict
 from gateway.ledger.connection import Connection
@@ -204,6 +204,6 @@ async def _check_refused(url: str, events: list[str]) -> None:
     assert {(a.verdict, a.conflict) for a in answers} == {(ClaimVerdict.DUPLICATE, False)}
     [again] = await claim_all(
         url,
-        [make_claim("fresh", route="github", body=body_of("guarded"), replay=ReplayPolicy.REFUSE)],
+        [make_claim("fresh", route="github", body=body_of("guarded"), repeats=RepeatPolicy.REFUSE)],
     )
-    assert (again.verdict, again.first_event_id) == (ClaimVerdict.REPLAYED, "guarded")
+    assert (again.verdict, again.first_event_id) == (ClaimVerdict.REPEATED_BODY, "guarded")

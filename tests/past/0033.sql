@@ -34,8 +34,8 @@ update gateway.processed_events set verified_by = 'env:STRIPE_WEBHOOK_SECRET', c
 update gateway.processed_events set object_id = 'in_1' where event_id = 'about';
 update gateway.processed_events set trace = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'
 where event_id = 'traced';
-update gateway.processed_events set replay = 'refuse', guard = digest where event_id = 'guarded';
-update gateway.processed_events set replay = 'flag', replay_of = 'guarded' where event_id = 'repeated';
+update gateway.processed_events set repeats = 'refuse', guard = digest where event_id = 'guarded';
+update gateway.processed_events set repeats = 'flag', repeat_of = 'guarded' where event_id = 'repeated';
 
 -- Their deliveries and attempts.
 

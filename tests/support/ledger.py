@@ -11,7 +11,7 @@ from uuid import uuid4
 import asyncpg
 import orjson
 
-from gateway.base.model import Envelope, ReplayPolicy
+from gateway.base.model import Envelope, RepeatPolicy
 from gateway.ledger.claims import Claim, Claimed, Claimer
 from gateway.ledger.deliveries import discard, replay
 
@@ -23,7 +23,7 @@ def make_claim(
     type: str = "invoice.paid",
     handlers: Sequence[str] = ("handlers.count",),
     body: bytes | None = None,
-    replay: ReplayPolicy | None = None,
+    repeats: RepeatPolicy | None = None,
     received_at: datetime | None = None,
     occurred_at: datetime | None = None,
     order_keys: Mapping[str, str] | None = None,
@@ -39,8 +39,8 @@ def make_claim(
         digest=hashlib.sha256(body).digest(),
         headers={},
         body=body,
-        replay=replay,
-        refuses=None if replay is None else lambda _: replay == ReplayPolicy.REFUSE,
+        repeats=repeats,
+        refuses=None if repeats is None else lambda _: repeats == RepeatPolicy.REFUSE,
         handlers=tuple(handlers),
         order_keys=order_keys or {},
     )

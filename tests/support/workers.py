@@ -81,7 +81,7 @@ def make_route(name: str = "stripe", **changes: Any) -> Route:
         "receive_within": timedelta(seconds=10),
         "types": None,
         "livemode": None,
-        "replay": "refuse",
+        "repeats": "refuse",
         "spools": False,
         "retention": Retention(key=35 * DAY, payload=14 * DAY, dead=90 * DAY),
         "line": 1,

@@ -338,7 +338,7 @@ def test_a_short_body_cannot_make_others_wait_for_its_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["TOO_LARGE", "TIMEOUT", "BAD_PAYLOAD", "REPLAYED", "RATE_LIMITED"]
+    "code", ["TOO_LARGE", "TIMEOUT", "BAD_PAYLOAD", "REPEATED_BODY", "RATE_LIMITED"]
 )
 def test_the_other_codes_speak_for_themselves(code: str, tmp_path: Path) -> None:
     desk = Desk(tmp_path, {"stripe": "provider: stripe"})

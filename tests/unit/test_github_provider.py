@@ -9,7 +9,7 @@ from urllib.parse import quote_plus, unquote_to_bytes
 import pytest
 
 from gateway.base.errors import BadPayload, BadSignature
-from gateway.base.model import FORM, Envelope, ReplayPolicy, payload_bytes
+from gateway.base.model import FORM, Envelope, RepeatPolicy, payload_bytes
 from gateway.providers import Incoming
 from gateway.providers.github import GITHUB, UNIQUE
 from tests.support.octokit import examples
@@ -275,9 +275,9 @@ def test_the_account_is_the_login_to_whom_the_event_belongs(
 
 def test_bodies_that_can_repeat_are_flagged_and_others_follow_the_route() -> None:
     for type in ("ping", "repository_dispatch.deploy", "membership.added", "not_yet_known.x"):
-        assert GITHUB.replay_policy(type, ReplayPolicy.REFUSE) is ReplayPolicy.FLAG
-    assert GITHUB.replay_policy("push", ReplayPolicy.REFUSE) is ReplayPolicy.REFUSE
-    assert GITHUB.replay_policy("push", ReplayPolicy.FLAG) is ReplayPolicy.FLAG
+        assert GITHUB.repeat_policy(type, RepeatPolicy.REFUSE) is RepeatPolicy.FLAG
+    assert GITHUB.repeat_policy("push", RepeatPolicy.REFUSE) is RepeatPolicy.REFUSE
+    assert GITHUB.repeat_policy("push", RepeatPolicy.FLAG) is RepeatPolicy.FLAG
 
 
 @pytest.mark.parametrize(
@@ -285,15 +285,15 @@ def test_bodies_that_can_repeat_are_flagged_and_others_follow_the_route() -> Non
 )
 def test_bodies_that_do_not_say_what_has_changed_are_flagged(type: str) -> None:
     """Their `updated_at` has a resolution of a second, or is not of what changed."""
-    assert GITHUB.replay_policy(type, ReplayPolicy.REFUSE) is ReplayPolicy.FLAG
+    assert GITHUB.repeat_policy(type, RepeatPolicy.REFUSE) is RepeatPolicy.FLAG
 
 
 def test_no_type_of_the_new_request_makes_the_policy_more_lenient() -> None:
-    refuse = ReplayPolicy.REFUSE
+    refuse = RepeatPolicy.REFUSE
     for type in ("push", "membership", "ping", "issues.opened"):
-        assert GITHUB.replay_policy("push", refuse, type=type) is refuse
+        assert GITHUB.repeat_policy("push", refuse, type=type) is refuse
         if type != "membership":
-            assert GITHUB.replay_policy("membership", refuse, type=type) is refuse
+            assert GITHUB.repeat_policy("membership", refuse, type=type) is refuse
 
 
 def test_the_field_for_which_a_body_cannot_repeat_is_in_every_example() -> None:

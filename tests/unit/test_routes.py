@@ -14,7 +14,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from gateway.base.errors import ConfigInvalid, Problem
-from gateway.base.model import Backoff, Envelope, Rate, ReplayPolicy, Retention, RetryPolicy
+from gateway.base.model import Backoff, Envelope, Rate, RepeatPolicy, Retention, RetryPolicy
 from gateway.base.networks import make_networks
 from gateway.base.secrets import SecretRef
 from gateway.config.routes import (
@@ -33,7 +33,7 @@ SECRET = "hunter2_hunter2"
 ROUTE_KEYS = (
     "ack_within, allow, api_key, dedup_window, encrypt, enforce, formerly, forward, handlers,"
     " limit, livemode, max_body, path, provider, receive_within, reconcile, redact, redact_at,"
-    " replay, retention, scheme, secrets, spool, tolerance, types, verify_token"
+    " repeats, retention, scheme, secrets, spool, tolerance, types, verify_token"
 )
 RATE = "a rate such as 5/s, 100/m or 20/10s, of at most 10000 a period"
 TOP_KEYS = "one of alerts, defaults, digest_key, keys, routes, schema"
@@ -88,7 +88,7 @@ def a_route(**changes: Any) -> Route:
         "receive_within": timedelta(seconds=10),
         "types": None,
         "livemode": None,
-        "replay": ReplayPolicy.REFUSE,
+        "repeats": RepeatPolicy.REFUSE,
         "spools": False,
         "retention": Retention(
             key=timedelta(days=35), payload=timedelta(days=14), dead=timedelta(days=90)
@@ -154,7 +154,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
           hub:
             provider: github
             secrets: [env:A]
-            replay: flag
+            repeats: flag
             spool: never
             max_body: 1000
             retention: {key: 4d}
@@ -185,7 +185,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         retention=Retention(key=timedelta(days=31), payload=timedelta(0), dead=timedelta(days=1)),
         line=6,
     )
-    assert (hub.replay, hub.spools, hub.max_body) == (ReplayPolicy.FLAG, False, 1000)
+    assert (hub.repeats, hub.spools, hub.max_body) == (RepeatPolicy.FLAG, False, 1000)
     assert hub.retention == Retention(
         key=timedelta(days=4), payload=timedelta(days=4), dead=timedelta(days=90)
     )
@@ -480,7 +480,7 @@ def test_a_value_that_a_route_cannot_have_is_refused(
             "3d23h",
             "at least 4d: github can deliver an event again for 3d, and a day more",
         ),
-        ("replay: ignore", "replay", "'ignore'", "'refuse' or 'flag'"),
+        ("repeats: ignore", "repeats", "'ignore'", "'refuse' or 'flag'"),
         (
             "dedup_window: 9d",
             "dedup_window",
@@ -537,9 +537,9 @@ def test_the_dedup_window_is_that_of_the_route_or_of_its_provider(tmp_path: Path
 
 
 def test_a_replay_policy_where_the_time_is_signed_is_refused(tmp_path: Path) -> None:
-    ((line, key, found, expected),) = said(tmp_path, route_with("replay: flag"))
-    assert (line, key, found) == (5, "routes.one.replay", "'flag'")
-    assert expected == "no replay policy: stripe signs what tells a replay from an event"
+    ((line, key, found, expected),) = said(tmp_path, route_with("repeats: flag"))
+    assert (line, key, found) == (5, "routes.one.repeats", "'flag'")
+    assert expected == "no policy for repeats: stripe signs the event id or the time"
 
 
 @pytest.mark.parametrize(
@@ -1123,7 +1123,7 @@ def test_the_json_schema_is_one_and_accepts_the_shipped_file() -> None:
     "line",
     [
         *("tolerence: 5m", "tolerance: 5", "max_body: -1", "path: x", "types: []", "livemode: 1"),
-        *("retention: {keys: 35d}", "handlers: a", "replay: ignore", "handlers: [a b]", "path:"),
+        *("retention: {keys: 35d}", "handlers: a", "repeats: ignore", "handlers: [a b]", "path:"),
         "spool: sometimes",
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.base.errors import BadPayload, BadSignature, ConfigInvalid, RequestRejected
-from gateway.base.model import ReplayPolicy, read_payload
+from gateway.base.model import RepeatPolicy, read_payload
 from gateway.config.routes import load_config
 from gateway.config.routes.scheme import find_provider
 from gateway.dev.known_types import check_known
@@ -464,25 +464,25 @@ def made(**scheme: Any) -> Provider:
     return provider
 
 
-def test_the_replay_guard_is_on_where_the_id_is_not_signed() -> None:
-    refuse = ReplayPolicy.REFUSE
-    assert made(id="header.x-id").replay_policy("a", refuse) is refuse
-    assert made(id="header.x-id", honest_repeats=["a"]).replay_policy("a", refuse) == "flag"
-    assert made(id="header.x-id", honest_repeats=["a"]).replay_policy("a.b", refuse) == "flag"
-    assert made(id="header.x-id", honest_repeats=["*"]).replay_policy("x/y", refuse) == "flag"
-    assert made(id="header.x-id", honest_repeats=["x:*"]).replay_policy("x:y", refuse) == "flag"
-    assert made(id="header.x-id", honest_repeats=["x:*"]).replay_policy("y:x", refuse) is refuse
-    assert made(id="header.x-id", replay_guard=False).replay_policy("a", refuse) is None
-    assert made(id="json.id").replay_policy("a", refuse) is None
-    assert made(id="digest").replay_policy("a", refuse) is None
-    assert made(id="uuid").replay_policy("a", refuse) is refuse
-    assert made(id="header.x-id", signed="{id}.{body}").replay_policy("a", refuse) is None
+def test_the_repeat_guard_is_on_where_the_id_is_not_signed() -> None:
+    refuse = RepeatPolicy.REFUSE
+    assert made(id="header.x-id").repeat_policy("a", refuse) is refuse
+    assert made(id="header.x-id", honest_repeats=["a"]).repeat_policy("a", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["a"]).repeat_policy("a.b", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["*"]).repeat_policy("x/y", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["x:*"]).repeat_policy("x:y", refuse) == "flag"
+    assert made(id="header.x-id", honest_repeats=["x:*"]).repeat_policy("y:x", refuse) is refuse
+    assert made(id="header.x-id", repeat_guard=False).repeat_policy("a", refuse) is None
+    assert made(id="json.id").repeat_policy("a", refuse) is None
+    assert made(id="digest").repeat_policy("a", refuse) is None
+    assert made(id="uuid").repeat_policy("a", refuse) is refuse
+    assert made(id="header.x-id", signed="{id}.{body}").repeat_policy("a", refuse) is None
 
 
 def test_where_the_body_is_not_signed_what_is_must_not_come_again() -> None:
     """Joined fields can be cut apart elsewhere: the same text, and another id."""
     joined = made(id="json.id", signed="{json.id}:{json.note}")
-    assert joined.replay_policy("a", ReplayPolicy.REFUSE) is ReplayPolicy.REFUSE
+    assert joined.repeat_policy("a", RepeatPolicy.REFUSE) is RepeatPolicy.REFUSE
     assert joined.proof is not None
     one = joined.proof(Incoming({}, b'{"id": "1", "note": "2:3"}'))
     assert one == joined.proof(Incoming({}, b'{"id": "1:2", "note": "3"}')) == b"1:2:3"
@@ -490,7 +490,7 @@ def test_where_the_body_is_not_signed_what_is_must_not_come_again() -> None:
     assert made(id="header.x-id").proof is None, "there the body is known by its digest"
     # Two events of one second have this in common.
     odd = made(id="json.id", signed="{json.at}")
-    assert (odd.proof, odd.replay_policy("a", ReplayPolicy.REFUSE)) == (None, None)
+    assert (odd.proof, odd.repeat_policy("a", RepeatPolicy.REFUSE)) == (None, None)
 
 
 def test_a_segment_is_left_out_with_the_text_around_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.base.errors import BadSignature
-from gateway.base.model import ReplayPolicy
+from gateway.base.model import RepeatPolicy
 from gateway.providers import PROVIDERS, Incoming, Provider
 from gateway.providers.entries import entry_names, read_scheme
 from gateway.providers.schemes.coverage import covers_choice
@@ -199,14 +199,14 @@ def test_a_last_retry_with_the_time_of_the_first_try_is_the_same_event(
     ],
 )
 def test_types_whose_bodies_honestly_repeat_are_flagged(name: str, type: str) -> None:
-    policy = PROVIDERS[name].replay_policy(type, ReplayPolicy.REFUSE)
-    assert policy is ReplayPolicy.FLAG
+    policy = PROVIDERS[name].repeat_policy(type, RepeatPolicy.REFUSE)
+    assert policy is RepeatPolicy.FLAG
 
 
 @pytest.mark.parametrize("type", ["comment.created", "comment.deleted", "installation.created"])
 def test_types_of_sentry_whose_bodies_cannot_repeat_are_refused(type: str) -> None:
-    policy = PROVIDERS["sentry"].replay_policy(type, ReplayPolicy.REFUSE)
-    assert policy is ReplayPolicy.REFUSE
+    policy = PROVIDERS["sentry"].repeat_policy(type, RepeatPolicy.REFUSE)
+    assert policy is RepeatPolicy.REFUSE
 
 
 def test_a_check_of_onfido_that_is_reopened_twice_is_two_events_after_the_window() -> None:

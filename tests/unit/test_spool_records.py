@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.base.model import Envelope, ReplayPolicy
+from gateway.base.model import Envelope, RepeatPolicy
 from gateway.ledger.claims import Claim
 from gateway.receive.spool.file import MAGIC, DamagedRecord, SpoolRecord, encode, scan
 
@@ -23,7 +23,7 @@ def make_claim(event_id: str = "evt_1", body: bytes = b"{}") -> Claim:
         digest=b"\0" * 32,
         headers={"x-github-event": "push"},
         body=body,
-        replay=ReplayPolicy.REFUSE,
+        repeats=RepeatPolicy.REFUSE,
         handlers=("handlers.repos.remember",),
         spooled=True,
     )
@@ -45,7 +45,7 @@ def ids(found: list[SpoolRecord | DamagedRecord]) -> list[str]:
     occurred_at=st.none() | st.datetimes(timezones=st.just(UTC)),
     body=st.binary(max_size=200),
     headers=st.dictionaries(TEXT, TEXT, max_size=3),
-    replay=st.none() | st.sampled_from(ReplayPolicy),
+    repeats=st.none() | st.sampled_from(RepeatPolicy),
     handlers=st.lists(TEXT, max_size=3).map(tuple),
     window=st.none() | st.integers(0, 10**7).map(lambda s: timedelta(seconds=s)),
 )
@@ -57,7 +57,7 @@ def test_a_claim_comes_back_as_it_was(
     occurred_at: datetime | None,
     body: bytes,
     headers: dict[str, str],
-    replay: ReplayPolicy | None,
+    repeats: RepeatPolicy | None,
     handlers: tuple[str, ...],
     window: timedelta | None,
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_claim_comes_back_as_it_was(
         ),
         body=body,
         headers=headers,
-        replay=replay,
+        repeats=repeats,
         handlers=handlers,
         window=window,
     )

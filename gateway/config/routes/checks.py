@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema
 
-from gateway.base.model import ReplayPolicy
+from gateway.base.model import RepeatPolicy
 from gateway.base.problems import Unexpected, describe
 from gateway.base.secrets import REFERENCE_PATTERN, SecretRef
 from gateway.base.units import (
@@ -108,10 +108,10 @@ def _check_livemode(livemode: bool, info: ValidationInfo) -> bool:
     return livemode
 
 
-def _check_replay(policy: ReplayPolicy, info: ValidationInfo) -> ReplayPolicy:
+def _check_repeats(policy: RepeatPolicy, info: ValidationInfo) -> RepeatPolicy:
     provider = _provider(info)
     if provider is not None and provider.repeats is None:
-        expected = f"no replay policy: {provider.name} signs what tells a replay from an event"
+        expected = f"no policy for repeats: {provider.name} signs the event id or the time"
         raise Unexpected(found=describe(policy.value), expected=expected)
     return policy
 
@@ -228,7 +228,7 @@ Wait = Annotated[Duration, lasting(MILLISECOND, LONGEST_WAIT)]
 Glob = Annotated[str, *_text(r"\S+", "an event type such as invoice.paid or invoice.*")]
 Globs = Annotated[list[Glob], Field(min_length=1)]
 Livemode = Annotated[bool, Strict(), AfterValidator(_check_livemode)]
-Replay = Annotated[ReplayPolicy, AfterValidator(_check_replay)]
+RouteRepeats = Annotated[RepeatPolicy, AfterValidator(_check_repeats)]
 KeyRetention = Annotated[Duration, AfterValidator(_check_key_retention)]
 DedupWindow = Annotated[Duration, AfterValidator(_check_dedup_window)]
 PayloadRetention = Annotated[Duration, AfterValidator(_check_payload_retention)]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from gateway.base.errors import ConfigInvalid, Problem
-from gateway.base.model import Envelope, Rate, ReplayPolicy, Retention, RetryPolicy, Spooling
+from gateway.base.model import Envelope, Rate, RepeatPolicy, Retention, RetryPolicy, Spooling
 from gateway.base.names import Declared, NameKind, Names
 from gateway.base.networks import Networks
 from gateway.base.problems import (
@@ -86,7 +86,7 @@ class Route:
     receive_within: timedelta
     types: tuple[str, ...] | None
     livemode: bool | None
-    replay: ReplayPolicy
+    repeats: RepeatPolicy
     spools: bool
     """Whether events are spooled to the local disk while the ledger is unreachable."""
     retention: Retention
@@ -145,14 +145,14 @@ class Route:
 
         It first came in an event of `first_type`, and now comes with another event id and `type`.
         """
-        policy = self.provider.replay_policy(first_type, self.replay, type=type)
-        return policy is ReplayPolicy.REFUSE
+        policy = self.provider.repeat_policy(first_type, self.repeats, type=type)
+        return policy is RepeatPolicy.REFUSE
 
     @property
     def refused_types(self) -> tuple[str, ...]:
         """The types whose repeated bodies are rejected, if the provider lists them individually."""
         repeats = self.provider.repeats
-        if repeats is None or self.replay is ReplayPolicy.FLAG:
+        if repeats is None or self.repeats is RepeatPolicy.FLAG:
             return ()
         return tuple(repeats.unique or ())
 
@@ -486,7 +486,7 @@ def _route(
         receive_within=section.receive_within,
         types=None if section.types is None else tuple(section.types),
         livemode=section.livemode,
-        replay=section.replay or ReplayPolicy.REFUSE,
+        repeats=section.repeats or RepeatPolicy.REFUSE,
         dedup_window=_dedup_window(section, provider),
         spools=not provider.retries if section.spool is None else section.spool is Spooling.ALWAYS,
         retention=_retention(section.retention, provider),

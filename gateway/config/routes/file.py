@@ -30,10 +30,10 @@ from gateway.config.routes.checks import (
     RedactedAt,
     RedactedFields,
     Reference,
-    Replay,
     RetryCap,
     RouteName,
     RoutePath,
+    RouteRepeats,
     SqlFile,
     Tolerance,
     VerifyToken,
@@ -198,7 +198,7 @@ class RouteSection(HandlingSection):
     livemode: Livemode | None = Field(
         default=None, description="Stripe: take only live events, or only test events."
     )
-    replay: Replay | None = Field(
+    repeats: RouteRepeats | None = Field(
         default=None,
         description="What becomes of the same signed bytes under a fresh delivery id: refuse them,"
         " or flag and take them. Only where the provider signs no time; default refuse.",

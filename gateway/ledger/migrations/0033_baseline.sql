@@ -29,11 +29,11 @@ create table gateway.processed_events (
     received_at   timestamptz not null,
     digest        bytea       not null,
     -- The route's policy for the same bytes under another id; null if the sender signs a time.
-    replay        text        check (replay in ('refuse', 'flag')),
+    repeats       text        check (repeats in ('refuse', 'flag')),
     -- The digest, held by the first event that brought these bytes; null in all others.
     guard         bytea,
     -- The event that brought the same bytes first, if the policy is to flag.
-    replay_of     text,
+    repeat_of     text,
     spooled       boolean     not null default false,
     reconciled    boolean     not null default false,
     verified_by   text,
@@ -96,7 +96,7 @@ create table gateway.payloads_default partition of gateway.payloads default with
 
 create view gateway.events as
 select e.route, e.event_id, e.provider, e.type, e.account, e.livemode, e.occurred_at, e.received_at, e.digest,
-       e.replay, e.guard, e.replay_of, e.spooled, e.reconciled, e.verified_by, e.clock_s, e.unverified,
+       e.repeats, e.guard, e.repeat_of, e.spooled, e.reconciled, e.verified_by, e.clock_s, e.unverified,
        e.object_id, e.payload_id, e.payload_until, e.sealed, p.headers, p.body, p.key_id, e.trace
 from gateway.processed_events e
 left join gateway.payloads p on p.id = e.payload_id and p.until = e.payload_until;
@@ -981,7 +981,7 @@ create table gateway.refusals (
     refused_at timestamptz not null default now(),
     primary key (route, event_id)
 );
-comment on table gateway.refusals is 'Delivery ids that were refused as REPLAYED: for reconcile they have been seen.';
+comment on table gateway.refusals is 'Delivery ids that were refused as REPEATED_BODY: for reconcile they have been seen.';
 create index refusals_digest on gateway.refusals (route, digest);
 create index refusals_at on gateway.refusals (refused_at);
 

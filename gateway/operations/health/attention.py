@@ -39,7 +39,7 @@ FULL: Final = 0.9
 REFUSALS: Final = {
     "BAD_SIGNATURE": "a secret that was rotated at the provider only, or a stranger",
     "STALE_TIMESTAMP": "a clock that is wrong, here or there: `gateway doctor`",
-    "REPLAYED": "the same bytes under fresh ids: see `replay` in docs/routes.md",
+    "REPEATED_BODY": "the same bytes under fresh ids: see `repeats` in docs/routes.md",
     "BAD_PAYLOAD": "signed, but no event: is the route's provider the right one?",
     "TOO_LARGE": "bodies over the route's max_body",
     "TIMEOUT": "bodies that come too slowly: the network, or a slow sender",

@@ -195,8 +195,8 @@ def is_guarded(section: SenderSection) -> bool:
     one of several signed fields that are joined, their boundaries can be shifted, which gives
     another id under the same signature. By default, senders without a signature are not guarded.
     """
-    if section.replay_guard is not None:
-        return section.replay_guard
+    if section.repeat_guard is not None:
+        return section.repeat_guard
     if not isinstance(section, SignedSection):
         return False
     is_covered = all(covers_choice(section, choice) for choice in section.id)
@@ -210,8 +210,8 @@ def _repeats(section: SenderSection) -> Repeats | None:
 
 
 def is_keyed_by_digest(section: SenderSection) -> bool:
-    """Whether the digest of the body, or of an item, can be an event id, and the replay guard is
-    off.
+    """Whether the digest of the body, or of an item, can be an event id, and the guard against
+    repeated bodies is off.
     """
     has_digest = any(str(choice) == DIGEST for choice in section.id)
     return has_digest and not is_guarded(section)

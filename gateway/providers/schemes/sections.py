@@ -308,7 +308,7 @@ class SenderSection(Section):
         description="Whether two events can have identical bodies, where the digest of the body is"
         " the id: then an identical body is a duplicate only for the route's `dedup_window`.",
     )
-    replay_guard: StrictBool | None = Field(
+    repeat_guard: StrictBool | None = Field(
         default=None,
         description="Whether what is signed is a replay under another id. Default: where the body"
         " is signed and not the id, or the id and not the body.",

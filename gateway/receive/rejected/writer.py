@@ -63,9 +63,9 @@ class _Waiter:
 class RejectedRequests:
     """Writes rejected requests in batches, once a second, over a connection opened for each batch.
 
-    It writes to two tables: the ids of replayed requests, for reconcile, and the ring of rejected
-    requests, for operators. Requests that are lost because the process ends or the ledger is
-    unavailable are only counted.
+    It writes to two tables: the ids of requests with repeated bodies, for reconcile, and the ring
+    of rejected requests, for operators. Requests that are lost because the process ends or the
+    ledger is unavailable are only counted.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RejectedRequests:
         self._kept, self._left_out, self._lost, self._trimmed = (
             counted.labels(outcome) for outcome in ("kept", "left_out", "lost", "trimmed")
         )
-        self._replayed: list[Refusal] = []
+        self._repeated: list[Refusal] = []
         self._waiting = Waiting()
         self._throttle = Throttle(PER_SECOND)
         self._task: asyncio.Task[None] | None = None
@@ -93,7 +93,7 @@ class RejectedRequests:
     def note(self, refusal: Refusal) -> None:
         """Queue an event id for writing, unless the limit per second has been reached."""
         if self._throttle.allow():
-            self._replayed.append(refusal)
+            self._repeated.append(refusal)
             self._start()
 
     def has_room(self, route: str) -> bool:
@@ -212,25 +212,25 @@ class RejectedRequests:
 
     async def _write(self) -> None:
         pause_s = PAUSE_S
-        while self._replayed or self._waiting or self._later:
+        while self._repeated or self._waiting or self._later:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
-            replayed, self._replayed = self._replayed, []
+            repeated, self._repeated = self._repeated, []
             waiting, self._waiting = self._waiting, Waiting()
             self._left_out.inc(waiting.left_out)
-            await self._write_down(replayed, waiting)
+            await self._write_down(repeated, waiting)
             await self._write_later()
             is_behind = waiting.left_out or self._later
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if is_behind else PAUSE_S
             if self._later and self._stopping.is_set():
                 return
 
-    async def _write_down(self, replayed: list[Refusal], waiting: Waiting) -> None:
+    async def _write_down(self, repeated: list[Refusal], waiting: Waiting) -> None:
         connection = None
         try:
             connection = await self._opener.reach()
-            if replayed:
-                await note_refusals(connection, replayed)
+            if repeated:
+                await note_refusals(connection, repeated)
             if waiting:
                 await self._keep(connection, waiting.requests())
         except (StorageUnavailable, *TROUBLE) as error:

@@ -17,7 +17,7 @@ from uuid import uuid4
 import orjson
 
 from gateway.base.failpoints import reached
-from gateway.base.model import Envelope, ReplayPolicy
+from gateway.base.model import Envelope, RepeatPolicy
 from gateway.ledger.claims import Claim
 
 MAGIC: Final = b"\xffGWSPL1\xff"
@@ -70,7 +70,7 @@ def encode(claim: Claim) -> bytes:
             "guard": None if claim.guard is None else claim.guard.hex(),
             "window_s": None if claim.window is None else claim.window.total_seconds(),
             "headers": claim.headers,
-            "replay": claim.replay,
+            "repeats": claim.repeats,
             "handlers": claim.handlers,
             "order_keys": dict(claim.order_keys),
             "verified_by": claim.verified_by,
@@ -162,7 +162,7 @@ def _claim(facts: dict[str, Any], body: bytes) -> Claim:
         digest=bytes.fromhex(facts["digest"]),
         headers=facts["headers"],
         body=b64decode(body) if facts.get("base64") else body,
-        replay=None if facts["replay"] is None else ReplayPolicy(facts["replay"]),
+        repeats=None if facts["repeats"] is None else RepeatPolicy(facts["repeats"]),
         handlers=tuple(facts["handlers"]),
         order_keys=facts.get("order_keys", {}),  # missing in files from before ordering existed
         spooled=True,

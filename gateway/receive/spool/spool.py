@@ -390,7 +390,7 @@ def _tell(claim: Claim, claimed: Claimed) -> None:
     if claimed.conflict:
         log.warning("duplicate_with_another_body", **fields)
     elif claimed.is_flagged:
-        log.warning("event_flagged", replay_of=claimed.first_event_id, **fields)
+        log.warning("event_flagged", repeat_of=claimed.first_event_id, **fields)
     log.info(f"spooled_event_{claimed.verdict}", delivery_ids=claimed.delivery_ids, **fields)
 
 

@@ -42,7 +42,7 @@ def _claim(job: JobRequest) -> Claim:
         digest=job.digest,
         headers={},
         body=job.body,
-        replay=None,
+        repeats=None,
         handlers=("h",),
         delay=job.delay or None,
     )

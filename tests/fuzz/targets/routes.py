@@ -39,7 +39,7 @@ routes:
     types: ["payment_intent.*"]
     livemode: true
     spool: always
-    replay: flag
+    repeats: flag
     redact: [data.object.email]
     retention: {key: 35d, payload: 14d, dead: 90d}
   mails:

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.base.model import Envelope, ReplayPolicy
+from gateway.base.model import Envelope, RepeatPolicy
 from gateway.ledger.claims import Claim
 from gateway.receive.spool.file import SpoolRecord, UnreadableRecord, encode, scan
 from tests.fuzz.target import Check, Finding, Stage, Target
@@ -19,7 +19,7 @@ WHOLE = encode(
         digest=b"\0" * 32,
         headers={"a": "b"},
         body=b'{"a":1}',
-        replay=ReplayPolicy.REFUSE,
+        repeats=RepeatPolicy.REFUSE,
         handlers=("h",),
     )
 )
