@@ -92,6 +92,14 @@ def _last_definition(function: str, text: str) -> tuple[int, int] | None:
 
 SAFEGUARDS: Final = (
     Safeguard(
+        "a signal stops the arq command although its Redis client swallows a cancellation",
+        "gateway/queue/worker.py",
+        "        await end(main)\n",
+        "        main.cancel()\n",
+        "tests/integration/test_queue.py::"
+        "test_a_signal_that_the_redis_client_would_swallow_stops_the_arq_command",
+    ),
+    Safeguard(
         "the answer waits for the commit",
         "gateway/ledger/claims.py",
         "        return await waiter.answer\n",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -121,16 +122,35 @@ async def _listen(
         await redis.aclose(close_connection_pool=True)
 
 
+async def _stop_on(stopping: asyncio.Event, worker: Worker, main: asyncio.Task[Any] | None) -> None:
+    """Stop the worker gracefully on a signal, and then arq's main task.
+
+    arq's own handler cancels its main task once, which the Redis client may swallow: on Python
+    3.11 `asyncio.wait_for` drops a cancellation that arrives after its command was sent. It also
+    cancels wake-ups that are being handled, and skips `on_shutdown` then.
+    """
+    await stopping.wait()
+    await worker.stop()
+    if main is not None:
+        await end(main)
+
+
 def worker_settings(url: str, start: Callable[[], Awaitable[Worker]]) -> dict[str, Any]:
     """Return the settings of `arq gateway.queue.WorkerSettings`."""
 
     async def on_startup(ctx: dict[str, Any]) -> None:
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopping.set)
         worker = await start()
         worker.metrics.watch_redis(lambda: True)  # without Redis, arq ends
-        ctx["worker"], ctx["hint"] = worker, worker.hint
+        ctx["hint"], ctx["stopping"] = worker.hint, stopping
+        ctx["stopped"] = asyncio.create_task(_stop_on(stopping, worker, asyncio.current_task()))
 
     async def on_shutdown(ctx: dict[str, Any]) -> None:
-        await ctx["worker"].stop()
+        if "stopped" in ctx:  # else the start failed
+            ctx["stopping"].set()
+            await ctx["stopped"]
 
     return {
         **worker_arguments(connect_redis(url)),

@@ -2,18 +2,22 @@
 
 import asyncio
 import gc
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import arq.worker
 import pytest
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.queue.connection import connect_redis
 from gateway.queue.wake_ups import DELIVER, WakeUpSender
-from gateway.queue.worker import IDLE_S, listen_forever
-from tests.support.waiting import until
+from gateway.queue.worker import IDLE_S, listen_forever, worker_settings
+from tests.support.waiting import PATIENCE_S, until
 
 
 @asynccontextmanager
@@ -105,3 +109,39 @@ async def test_a_batch_that_follows_another_waits_for_company(redis_url: str) ->
         await hand_off.stop()
     assert sorted(hinted) == list(range(100))
     assert len(jobs) < 20
+
+
+async def test_a_signal_that_the_redis_client_would_swallow_stops_the_arq_command(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes between the sending of a command and the return of `asyncio.wait_for`."""
+    loop, handlers, stopped = asyncio.get_running_loop(), dict[int, Any](), list[str]()
+    monkeypatch.setattr(
+        loop, "add_signal_handler", lambda number, *call: handlers.update({number: partial(*call)})
+    )
+
+    async def stop() -> None:
+        stopped.append("worker")
+
+    async def start() -> Any:
+        metrics = SimpleNamespace(watch_redis=lambda _: None)
+        return SimpleNamespace(metrics=metrics, hint=lambda _: None, stop=stop)
+
+    worker = arq.worker.Worker(**worker_settings(redis_url, start))
+    send = AbstractConnection._send_packed_command
+    signals = [signal.SIGTERM]
+
+    async def send_and_signal(self: AbstractConnection, command: Any) -> None:
+        await send(self, command)
+        if "hint" in worker.ctx and signals:
+            loop.call_soon(handlers[signals.pop()])
+
+    monkeypatch.setattr(AbstractConnection, "_send_packed_command", send_and_signal)
+    running = asyncio.create_task(worker.async_run())
+    ended, _ = await asyncio.wait({running}, timeout=PATIENCE_S)
+    assert ended
+    assert running.cancelled()
+    on_shutdown: Any = worker.on_shutdown
+    await on_shutdown(worker.ctx)
+    await worker.pool.aclose(close_connection_pool=True)
+    assert stopped == ["worker"]
