@@ -92,6 +92,14 @@ def _last_definition(function: str, text: str) -> tuple[int, int] | None:
 
 SAFEGUARDS: Final = (
     Safeguard(
+        "records of the spool that stay refused do not hold up those behind them",
+        "gateway/receive/spool/file.py",
+        "MOST_AGAIN: Final = WINDOW_ROWS // 2\n",
+        "MOST_AGAIN: Final = WINDOW_ROWS\n",
+        "tests/integration/test_spool.py::"
+        "test_many_refused_records_do_not_hold_up_the_records_behind_them",
+    ),
+    Safeguard(
         "a signal stops the arq command although its Redis client swallows a cancellation",
         "gateway/queue/worker.py",
         "        await end(main)\n",

@@ -17,7 +17,7 @@ import pytest
 from gateway.base.errors import SpoolUnavailable, StorageUnavailable
 from gateway.base.model import RepeatPolicy
 from gateway.ledger.claims import Claim, Claimed, Claimer, ClaimVerdict
-from gateway.receive.spool.file import MAGIC, SpoolFile, SpoolRecord, encode
+from gateway.receive.spool.file import MAGIC, WINDOW_ROWS, SpoolFile, SpoolRecord, encode
 from gateway.receive.spool.spool import Spool, look_at
 from tests.support.ledger import Reader, claim_all, make_claim
 from tests.support.waiting import until
@@ -303,6 +303,27 @@ async def test_refused_records_are_read_a_few_bytes_at_a_time(
         refused.clear()
         await until(lambda: not spool.events)
     assert max(read_bytes) <= 2 * 2000, "one record that was refused, and one new one"
+
+
+async def test_many_refused_records_do_not_hold_up_the_records_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.receive.spool.spool.AGAIN_S", 0.02)
+    refused, claimed = {f"evt_{n}" for n in range(3 * WINDOW_ROWS)}, set[str]()
+
+    async def take(claim: Claim) -> Claimed:
+        if claim.envelope.id in refused:
+            raise StorageUnavailable("Postgres refused the event")
+        claimed.add(claim.envelope.id)
+        return Claimed(verdict=ClaimVerdict.ACCEPTED)
+
+    claims = [make_claim(f"evt_{n}") for n in range(3 * WINDOW_ROWS + 1)]
+    await keep(tmp_path / "spool", *claims)
+    async with spooling(tmp_path / "spool", take) as spool:
+        await until(lambda: claimed == {claims[-1].envelope.id})
+        assert spool.events == len(refused)
+        refused.clear()
+        await until(lambda: not spool.events)
 
 
 async def test_writing_and_draining_at_once_loses_nothing(

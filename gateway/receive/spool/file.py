@@ -191,6 +191,8 @@ CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 PRIVATE: Final = 0o600
 ADOPT_AT_ONCE: Final = 16
 WINDOW_ROWS: Final = 64
+MOST_AGAIN: Final = WINDOW_ROWS // 2
+"""How many records of a window may be ones that were left: the others are new ones."""
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 
 Span = tuple[int, int]
@@ -301,8 +303,9 @@ class SpoolFile:
     def next_window(self) -> list[SpoolRecord]:
         """Return the next few records, starting with those that were left.
 
-        Those that were left have a bound of their own, so that one which stays refused and is
-        larger than a window does not hold up new records. If it raises, the state is unchanged.
+        Those that were left have bounds of their own, so that neither one which stays refused and
+        is larger than a window nor any number of them holds up new records. If it raises, the state
+        is unchanged.
         """
         again = self._some_left()
         found = [item for span in again for item in scan(self._stream, *span)]
@@ -324,11 +327,11 @@ class SpoolFile:
     def _some_left(self) -> list[Span]:
         """Return the first positions that were left, as many as come to the bytes of a window."""
         size = 0
-        for count, (start, end) in enumerate(self.left[:WINDOW_ROWS]):
+        for count, (start, end) in enumerate(self.left[:MOST_AGAIN]):
             if size > WINDOW_BYTES:
                 return self.left[:count]
             size += end - start
-        return self.left[:WINDOW_ROWS]
+        return self.left[:MOST_AGAIN]
 
     @property
     def is_finished(self) -> bool:
