@@ -52,7 +52,7 @@ select n, 'evt_' || reverse(lpad(n::text, 6, '0')) as event_id, 'handlers.h' || 
 from generate_series(1, {EVENTS}) as n;
 
 insert into gateway.processed_events
-    (route, event_id, provider, type, account, received_at, digest, replay, guard, sealed,
+    (route, event_id, provider, type, account, received_at, digest, repeats, guard, sealed,
      payload_id, payload_until)
 select route, event_id, 'stripe', case when n % 10000 = 7 then 'rare.type' else 'invoice.paid' end,
        case when n % 2 = 0 then 'acct_' || n % 50 end, at, sha256(event_id::bytea),
@@ -211,7 +211,7 @@ def new_claims() -> tuple[str, list[bytes]]:
         {
             "n": n, "route": "github", "event_id": f"new_{n}", "provider": "github", "type": "push",
             "received_at": NOW.isoformat(), "digest": f"{n:064x}", "headers": {},
-            "replay": "refuse", "handlers": ["handlers.h1", "handlers.h2"],
+            "repeats": "refuse", "handlers": ["handlers.h1", "handlers.h2"],
             "spooled": False,
         }
         for n in range(1, BATCH + 1)
